@@ -348,7 +348,8 @@ class Need(Rule):
     """What releases of Transformer Engine need of a library or distribution.
 
     Attributes:
-        kind: "library": a CUDA library as loaded; "distribution": what is installed; "one-runtime": that `dlopen`
+        kind: "library": a CUDA library as loaded; "distribution": what is installed; "variable": an environment
+            variable that must be 1; "one-runtime": that `dlopen`
             finds one CUDA runtime, "one-runtime-warned" where more are only warned of; "tolerated-symbol": an
             undefined symbol that is never called.
         of: library or distribution.
@@ -357,7 +358,7 @@ class Need(Rule):
         cuda: major CUDA releases (range) whose core library has the need; empty for any.
     """
 
-    kind: Literal["library", "distribution", "one-runtime", "one-runtime-warned", "tolerated-symbol"]
+    kind: Literal["library", "distribution", "variable", "one-runtime", "one-runtime-warned", "tolerated-symbol"]
     of: Text
     version: VersionRange = ""
     symbol: str = ""

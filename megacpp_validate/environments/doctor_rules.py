@@ -413,12 +413,15 @@ def _judge_need(need: Need, host: Host) -> Iterator[Difference]:
             weight = BREAKS if failed or look is None or "imports" not in need.breaks else RISK
         elif version is not None and not need.allows(version):
             found, weight = f"{need.of} {version}{beside}", BREAKS if failed else RISK
+    elif need.kind == "variable":
+        found, weight = ("" if host.path.variables.get(need.of) == "1" else f"{need.of} is not set to 1"), RISK
     elif look is not None and any(one.symbol == need.symbol for file in look.extensions for one in file.wanted):
         found, weight, title = f"{need.symbol} is missing", NOTE, host.library(need.of).title
     if found:
         needed = need.version.replace(">=", "at least ").replace("<", "below ") or "any release"
+        row = "need" if need.kind in ("distribution", "variable") else "library"
         yield host.find(
-            "need" if need.kind == "distribution" else "library", f"Transformer Engine {host.te}", need.breaks,
+            row, f"Transformer Engine {host.te}", need.breaks,
             weight=weight, source=need.source, found=found, title=title, range=needed, says=need.says, next=need.next,
         )  # fmt: skip
 

@@ -162,6 +162,7 @@ class PathLook(Strict):
         driver_cuda: the newest CUDA release that the driver runs: "13.0".
         gpu: name of the first GPU that a process there sees, and its compute capability.
         no_gpu: why there is none.
+        variables: of Transformer Engine (NVTE_*), as they are set.
         distributions: all of them; the first of a name is what `importlib.metadata` gives.
     """
 
@@ -177,4 +178,5 @@ class PathLook(Strict):
     capability: str = ""
     no_gpu: str = ""
     ld_library_path: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
     distributions: tuple[Distribution, ...] = ()

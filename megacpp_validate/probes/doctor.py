@@ -68,6 +68,7 @@ def look_at_path() -> PathLook:
         torch=_read_torch("__version__") or next((one.version for one in distributions if one.name == "torch"), ""),
         torch_cuda=_read_torch("cuda"),
         ld_library_path=os.environ.get("LD_LIBRARY_PATH", ""),
+        variables={name: value for name, value in os.environ.items() if name.startswith("NVTE_")},
         distributions=distributions, **card,
     )  # fmt: skip
 

@@ -110,7 +110,7 @@ def test_before_it_says_nothing_either_and_what_is_red_now_is_named() -> None:
     assert (again.culprits, len(again.lost)) == ((), 1)
     now = compare_stacks(before, stack_of("te2", fails("attention", "bf16.gqa4.d64.forward")), CATALOG.modules)
     assert [culprit.module for culprit in now.culprits] == ["attention"]
-    assert "There is no result for it on" in now.culprits[0].summary
+    assert "attention has no result on" in now.culprits[0].summary
 
 
 # --- what was there before --------------------------------------------------------------------------------------------
