@@ -73,17 +73,14 @@ def given_to_super(node: ast.AST | None, positionals: list[str]) -> set[str]:
     return given
 
 
-def deprecations(node: ast.AST | None) -> list[tuple[str, ast.stmt | ast.expr, str]]:
-    """Deprecation notices of a function: (condition as text, where, message). Decorators count without condition."""
+def deprecations(node: ast.AST | None) -> list[Guard]:
+    """Deprecation notices of a function or a class. Decorators count as warnings without a test."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return []
-    notices: list[tuple[str, ast.stmt | ast.expr, str]] = []
-    marked = (d for d in node.decorator_list if "deprecat" in ast.unparse(d).lower())
-    notices += [("", decorator, text_of(decorator)) for decorator in marked]
+    notices = [Guard("warn", d, ()) for d in node.decorator_list if "deprecat" in ast.unparse(d).lower()]
     if isinstance(node, ast.ClassDef):
         return notices
-    warned = (guard for guard in guards(node) if guard.kind == "warn" and guard.is_deprecation)
-    return [*notices, *((guard.condition, guard.node, guard.message) for guard in warned)]
+    return [*notices, *(guard for guard in guards(node) if guard.kind == "warn" and guard.is_deprecation)]
 
 
 _OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
@@ -103,31 +100,43 @@ class Test(NamedTuple):
         expression: the test.
         wanted: the outcome that leads to the statement.
         passed_by: it stands before the statement and leaves when it holds; it does not enclose it.
-        said: the test as the source says it.
+        source: the test and its outcome as the source has them, where that is not this form.
     """
 
     expression: ast.expr
     wanted: bool
     passed_by: bool = False
-    said: str = ""
+    source: tuple[ast.expr, bool] | None = None
 
 
 def _test(expression: ast.expr, wanted: bool, *, passed_by: bool = False) -> Test:
     """One form for each meaning, so that `assert a == b` and `if a != b: raise` agree."""
-    said = ast.unparse(expression) if wanted else f"not ({ast.unparse(expression)})"
+    source = expression, wanted
     while isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
         expression, wanted = expression.operand, not wanted
     if isinstance(expression, ast.Compare) and len(expression.ops) == 1 and type(expression.ops[0]) in _OPPOSITES:
         opposite = _OPPOSITES[type(expression.ops[0])]()
         turned = ast.Compare(expression.left, [opposite], expression.comparators)
         expression, wanted = ast.copy_location(turned, expression), not wanted
-    return Test(expression, wanted, passed_by, said)
+    return Test(expression, wanted, passed_by, source)
+
+
+def _conjunction(tests: list[tuple[ast.expr, bool]]) -> str:
+    """Tests with their outcomes as one condition."""
+    texts = []
+    for expression, wanted in tests:
+        text = ast.unparse(expression)
+        is_loose = isinstance(expression, ast.IfExp) or (
+            isinstance(expression, ast.BoolOp) and isinstance(expression.op, ast.Or)
+        )
+        texts.append(f"not ({text})" if not wanted else f"({text})" if is_loose and len(tests) > 1 else text)
+    return " and ".join(texts)
 
 
 class Guard:
     """A `raise`, `assert` or warning, with the tests under which it is reached."""
 
-    def __init__(self, kind: str, node: ast.stmt, tests: tuple[Test, ...]) -> None:
+    def __init__(self, kind: str, node: ast.stmt | ast.expr, tests: tuple[Test, ...]) -> None:
         self.kind = kind
         self.node = node
         self.tests = tests
@@ -141,13 +150,12 @@ class Guard:
     @cached_property
     def condition(self) -> str:
         """The enclosing tests as one normalised text."""
-        texts = [(ast.unparse(test.expression), test.wanted) for test in self.enclosing]
-        return " and ".join(text if wanted else f"not ({text})" for text, wanted in texts)
+        return _conjunction([(test.expression, test.wanted) for test in self.enclosing])
 
     @cached_property
     def said(self) -> str:
         """The enclosing tests as the source says them."""
-        return " and ".join(test.said for test in self.enclosing)
+        return _conjunction([test.source or (test.expression, test.wanted) for test in self.enclosing])
 
     @cached_property
     def innermost(self) -> str:
@@ -317,7 +325,8 @@ def unpacked_names(node: ast.AST) -> set[str]:
     return names
 
 
-def yields(function: ast.AST | None) -> bool:
+@once_per_node
+def yields(function: ast.AST) -> bool:
     """Whether a function's own body yields, those of functions within it left out."""
     found = _own_nodes(function) if isinstance(function, ast.FunctionDef) else ()
     return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in found)

@@ -13,25 +13,23 @@ from ...evidence.values import Cause, SourceLine
 from . import bodies
 from .conditions import can_fire
 from .findings import Change, ChangeKind, Impact
-from .guard_changes import Consumed, compare_guards, known_inside
+from .guard_changes import Consumed, Passed, compare_guards, known_inside
 from .reach import constant_in
 from .release import Found, Release
 from .source_files import PACKAGE
 from .surface import Argument, Use
-from .syntax_nodes import walk
+from .syntax_nodes import parameters_of, walk
 
 
 def compare_bodies(
-    old: Release, new: Release, before: griffe.Function, after: griffe.Function, given: Mapping[str, Argument],
-    given_before: Mapping[str, Argument], use: Use,
-) -> Iterator[Change]:  # fmt: skip
+    old: Release, new: Release, before: griffe.Function, after: griffe.Function, passed: Passed, use: Use
+) -> Iterator[Change]:
     """Every change in the body of a consumed function that the call meets.
 
     Args:
         old, new: the releases.
         before, after: the function in each.
-        given: parameter -> what the call passes for it; a parameter that is left out is not in it.
-        given_before: the same for the parameters of the old release.
+        passed: what is known of the call.
         use: the call.
     """
     one, other = old.node_of(before), new.node_of(after)
@@ -41,32 +39,33 @@ def compare_bodies(
         yield Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, after=where, old="a value", new="a coroutine")
     if not isinstance(one, ast.FunctionDef) or not isinstance(other, ast.FunctionDef):
         return
-    yield from compare_guards(Consumed(old, before, one), Consumed(new, after, other), given, given_before)
-    yield from _default_meanings(old, new, (before, one), (after, other), given)
-    yield from compare_returns(old, new, before, after, use, given)
+    yield from compare_guards(Consumed(old, before, one), Consumed(new, after, other), passed)
+    yield from _default_meanings(old, new, (before, one), (after, other), passed.after)
+    yield from compare_returns(old, new, before, after, use, passed.after)
 
 
 def compare_deprecations(
     old: Release, new: Release, before: griffe.Object, after: griffe.Object, given: Mapping[str, Argument]
 ) -> Iterator[Change]:
     """Deprecation notices of a consumed class or function that are new, or reached by what the call passes."""
-    known = {(condition, message) for condition, _, message in bodies.deprecations(old.node_of(before))}
-    for condition, node, message in bodies.deprecations(new.node_of(after)):
-        if (condition, message) in known:
+    known = {(notice.condition, notice.message) for notice in bodies.deprecations(old.node_of(before))}
+    function = new.node_of(after)
+    for notice in bodies.deprecations(function):
+        if (notice.condition, notice.message) in known:
             continue
-        tests = _tests_of(node, new.node_of(after))
-        if tests and not _parameter_in(tests, given):
+        read = {n.id for test in notice.tests for n in walk(test.expression) if isinstance(n, ast.Name)}
+        named = ", ".join(sorted(read & set(given)))
+        if notice.tests and not named:
             continue  # it is not about anything that the bridge passes
-        function = new.node_of(after)
-        if can_fire(tests, lambda line, function=function: known_inside(function, given, line)) is False:  # type: ignore[misc]
+        if can_fire(notice.tests, lambda line: known_inside(function, given, line)) is False:
             continue
         yield Change(
             ChangeKind.DEPRECATED,
             Impact.RISK,
-            parameter=_parameter_in(tests, given),
-            after=SourceLine(file=str(after.filepath), line=node.lineno),
-            old=condition,
-            new=message,
+            parameter=named,
+            after=SourceLine(file=str(after.filepath), line=notice.line),
+            old=notice.condition,
+            new=notice.message,
         )
 
 
@@ -77,7 +76,7 @@ def _default_meanings(
     one, other = bodies.default_meanings(before[1]), bodies.default_meanings(after[1])
     taken = {name for name, argument in given.items() if argument.usual != (None,)}  # None is for the default again
     for name in sorted(set(one) & set(other) - taken):
-        if one[name] != other[name] and not _widened(one[name], other[name]):
+        if one[name] != other[name]:
             yield _meaning(name, one[name], other[name])
     for had in before[0].parameters:
         dotted = str(had.default)
@@ -89,30 +88,8 @@ def _default_meanings(
                 yield _meaning(had.name, first, second)
 
 
-def _widened(old: str, new: str) -> bool:
-    """Whether a new expression is the old one with a case added: `x` became `x if ... else y`."""
-    for node in walk(ast.parse(new)):
-        for branch in (node.body, node.orelse) if isinstance(node, ast.IfExp) else ():
-            if ast.unparse(ast.parse(new.replace(ast.unparse(node), ast.unparse(branch)))) == old:
-                return True
-    return False
-
-
 def _meaning(name: str, old: str, new: str) -> Change:
     return Change(ChangeKind.DEFAULT_MEANING_CHANGED, Impact.RISK, Cause.NUMERICS, parameter=name, old=old, new=new)
-
-
-def _tests_of(node: ast.stmt | ast.expr, function: ast.AST | None) -> tuple[bodies.Test, ...]:
-    if isinstance(function, ast.FunctionDef):
-        for guard in bodies.guards(function):
-            if guard.node is node:
-                return guard.tests
-    return ()
-
-
-def _parameter_in(tests: tuple[bodies.Test, ...], given: Mapping[str, Argument]) -> str:
-    names = {n.id for test in tests for n in walk(test.expression) if isinstance(n, ast.Name)}
-    return ", ".join(sorted(names & set(given)))
 
 
 _DEPTH = 2  # calls to follow: `return helper(x)`
@@ -232,7 +209,7 @@ class _Reader:
         self._assigned = _assigned(node)
         self._singles = bodies.unpacked_names(node) | {
             a.arg
-            for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            for a, _ in parameters_of(node.args)
             if a.annotation is not None and ast.unparse(a.annotation) in _ONE and a.arg not in self._assigned
         }
 
@@ -240,7 +217,8 @@ class _Reader:
         """What one returned expression gives."""
         match value:
             case ast.Tuple(elts=elts) if not any(isinstance(e, ast.Starred) for e in elts):
-                yield Returned(len(elts), _names(elts))
+                names = tuple(value.id for value in elts if isinstance(value, ast.Name))
+                yield Returned(len(elts), names if len(names) == len(elts) else ())
             case ast.Name(id=name) if len(kept := self._assigned.get(name, [])) == 1 and isinstance(kept[0], ast.Tuple):
                 yield from self.value(kept[0])
             case ast.Name(id=name) if name in self._singles:
@@ -260,11 +238,6 @@ class _Reader:
             yield from returned(self._release, obj, self._depth - 1)
         else:
             yield Returned(None)
-
-
-def _names(values: list[ast.expr]) -> tuple[str, ...]:
-    names = tuple(value.id for value in values if isinstance(value, ast.Name))
-    return names if len(names) == len(values) else ()
 
 
 def _assigned(node: ast.FunctionDef) -> dict[str, list[ast.expr]]:

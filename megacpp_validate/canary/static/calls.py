@@ -26,7 +26,6 @@ from .interpreted import (
     Missing,
     Names,
     ProjectModule,
-    Super,
     Unknown,
     Value,
     Values,
@@ -43,7 +42,7 @@ from .release import Absent, Found
 from .shapes import shape_of, signature_of
 from .source_files import PACKAGE
 from .surface import RESULT, UNKNOWN, Symbol, UseKind
-from .syntax_nodes import once_per_node
+from .syntax_nodes import once_per_node, parameters_of
 
 _DEEPEST: Final = 12  # calls within calls
 _STEPS: Final = 20_000  # calls for which a function is read again
@@ -156,12 +155,13 @@ class Calls(Expressions):
         """Note that a state is loaded: of any module, the layers of Transformer Engine in it load theirs.
 
         Which layers those are is decided where the code runs (a loop over modules, a model of another file). A call
-        counts where nothing shows that it is about something else, and `load_state_dict` only where the code names FP8:
-        without FP8 the state of a layer is empty.
+        counts in a file that can have such layers, where nothing shows that it is about something else, and
+        `load_state_dict` only where the code names FP8: without FP8 the state of a layer is empty.
         """
         owner = ast.unparse(func.value).lower()
         is_module = not any(word in owner for word in _NO_MODULES) and called <= {Unknown, External, Vendor}
-        if is_module and not self._quiet and (func.attr == "set_extra_state" or self.project.names_fp8):
+        has_state = func.attr == "set_extra_state" or self.project.names_fp8
+        if is_module and not self._quiet and has_state and self.project.has_layers(names.file):
             use = self._use(_LAYER_STATE, UseKind.CALL, node, names)
             self._keep_use(replace(use, positionals=(UNKNOWN,)), func)
 
@@ -209,7 +209,7 @@ class Calls(Expressions):
         at: Names | None = names
         while at is not None and at.cls is None:
             at = at.outer
-        return frozenset({Super(at.cls)}) if at is not None and at.cls is not None else ANYTHING
+        return frozenset({Instance(at.cls, is_above=True)}) if at is not None and at.cls is not None else ANYTHING
 
     def _call_function(self, callee: Function, call: Call) -> Values:
         bound = self._bind_arguments(callee, call)
@@ -270,12 +270,8 @@ class Calls(Expressions):
     def _bind_arguments(self, function: Function, call: Call) -> dict[str, Values]:
         arguments = function.node.args
         places = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-        bound: dict[str, Values] = {}
-        defaults = zip(reversed(places), reversed(arguments.defaults), strict=False)
-        only = zip((one.arg for one in arguments.kwonlyargs), arguments.kw_defaults, strict=True)
-        for name, default in (*defaults, *only):
-            if isinstance(default, ast.Constant):
-                bound[name] = constant(default.value)
+        every = parameters_of(arguments)
+        bound = {a.arg: constant(default.value) for a, default in every if isinstance(default, ast.Constant)}
         bound |= dict(zip(places, call.given, strict=False))
         for keyword in call.node.keywords:
             if keyword.arg is not None:
@@ -298,10 +294,7 @@ class Calls(Expressions):
     def _call_keywords(self, made: Keywords, call: Call) -> Values:
         match call.attr:
             case "update":
-                for values in call.given:
-                    self._merge(made, values)
-                made.items |= {k.arg: self._quietly(k.value, call.names) for k in call.node.keywords if k.arg}
-                made.is_open |= any(k.arg is None for k in call.node.keywords)
+                self._fill(made, call)
             case "copy":
                 return frozenset({Keywords(dict(made.items), made.is_open)})
             case "pop" | "get" | "setdefault":
@@ -317,6 +310,13 @@ class Calls(Expressions):
                 return either(*found, *call.given[1:2], *([] if found and not made.is_open else [ANYTHING]))
         return ANYTHING
 
+    def _fill(self, made: Keywords, call: Call) -> None:
+        """Put into a dictionary what a call of `dict` or of its `update` is given."""
+        named = [(k.arg, self._quietly(k.value, call.names)) for k in call.node.keywords]
+        for values in (*call.given, *(values for key, values in named if key is None)):
+            self._merge(made, values)
+        made.items |= {key: values for key, values in named if key}
+
     def _call_external(self, callee: External, call: Call) -> Values:
         match callee.path.removeprefix("builtins."), call.given:
             case ("getattr" | "hasattr" as look, [owners, key, *default]):
@@ -327,12 +327,8 @@ class Calls(Expressions):
                         self._note(one, UseKind.CLASS, call.node.args[1], call.names)
                 return ANYTHING
             case ("dict", _):
-                made = Keywords({k.arg: self._quietly(k.value, call.names) for k in call.node.keywords if k.arg})
-                for values in (
-                    *call.given,
-                    *(self._quietly(k.value, call.names) for k in call.node.keywords if k.arg is None),
-                ):
-                    self._merge(made, values)
+                made = Keywords()
+                self._fill(made, call)
                 return frozenset({made})
             case ("importlib.import_module" | "import_module" | "__import__", [target, *_]):
                 found = [one.value for one in target if isinstance(one, Const)]

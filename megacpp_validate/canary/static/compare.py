@@ -18,33 +18,24 @@ from .body_changes import compare_bodies, compare_deprecations
 from .call_changes import bind, call_faults, compare_calls
 from .findings import Change, ChangeKind, Doubt, Finding, Impact
 from .gathering import Met, gather
+from .guard_changes import Passed, kept_fields
 from .import_time import compare_import_time, deprecated_modules
 from .interpret import Interpreter
 from .project import Source, SourceUnused
 from .reach import constant_in
-from .release import Absent, Found, Release, takes_binary_names
+from .release import Absent, Found, Opaque, Release, takes_binary_names
 from .relocation import likely_member, moved_to, renamed_to
 from .shapes import (
     Shape,
     callee_of,
-    enum_values,
     is_context_manager,
     is_decorator,
     is_undecorated,
     made_by,
     shape_of,
     signature_of,
-    ways_to_name,
 )
-from .surface import BELOW, ELEMENT, RESULT, Surface, Symbol, Use, UseKind, is_caught
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """What an import statement gives in one release."""
-
-    symbol: Symbol
-    found: Found | None  # None: it may be there, but only running the code would tell
+from .surface import BELOW, ELEMENT, RESULT, Argument, Surface, Symbol, Use, UseKind, is_caught
 
 
 @dataclass(frozen=True)
@@ -52,13 +43,13 @@ class Pair:
     """One place that uses Transformer Engine, as the code reaches it under each release; None where it does not.
 
     Attributes:
-        was, now: what its symbol is in each release; None where the release lacks it.
+        was, now: what its symbol is in each release; None where the release lacks it or the code does not reach it.
     """
 
     before: Use | None
     after: Use | None
-    was: Resolved | None = None
-    now: Resolved | None = None
+    was: Found | Opaque | None = None
+    now: Found | Opaque | None = None
 
     @property
     def use(self) -> Use:
@@ -70,8 +61,8 @@ class Pair:
     @property
     def symbol(self) -> Symbol:
         """Under the old release, or else under the new one."""
-        found = self.was or self.now
-        return found.symbol if found is not None else _symbol_of(self.before or self.use)
+        is_old = self.was is not None or self.now is None
+        return _symbol_of((self.before if is_old else self.after) or self.use)
 
 
 def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[Finding], list[Finding], Surface]:
@@ -187,7 +178,7 @@ class _Comparison:
 
     def _changes_of(self, use: Use, pair: Pair) -> Iterator[Change]:
         if use.kind is UseKind.NAME:
-            yield from self._name(use, pair.was, pair.now)
+            yield from self._name(use, pair)
             return
         before, after = self._shape(self.old, use, pair.was), self._shape(self.new, use, pair.now)
         if before.what in {"unknown", "missing"}:
@@ -195,23 +186,13 @@ class _Comparison:
         if after.what == "missing":
             yield self._gone(use, before, after)
             return
-        if after.maybe and not before.maybe and use.path and self._is_left_to_chance(use, before, after):
-            yield self._gone(use, before, after)
-        elif after.what != "unknown":
+        if after.what != "unknown":
             yield from self._by_kind(use, before, after)
-
-    def _is_left_to_chance(self, use: Use, before: Shape, after: Shape) -> bool:
-        """Whether a name that was surely there is only made by texts now that were there beside it."""
-        name = use.path[-1]
-        return ways_to_name(self.new, after, name) <= ways_to_name(self.old, before, name) - {name}
 
     def _by_kind(self, use: Use, before: Shape, after: Shape) -> Iterator[Change]:
         match use.kind:
             case UseKind.CALL:
                 yield from self._call(use, before, after)
-            case UseKind.ATTRIBUTE if (values := enum_values(before.obj, after.obj)) is not None:
-                change = Change(ChangeKind.RETURN_CHANGED, Impact.RISK, Cause.NUMERICS, old=values[0], new=values[1])
-                yield self._at(change, before, after)
             case UseKind.ATTRIBUTE if before.what == "value" and is_undecorated(after.obj):
                 change = Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, old="a value", new="a method")
                 yield self._at(change, before, after)
@@ -224,60 +205,60 @@ class _Comparison:
                 if is_decorator(self.old, before) and is_decorator(self.new, after) is False:
                     yield self._at(Change(ChangeKind.DECORATOR_LOST, Impact.BREAKING), before, after)
 
-    def _name(self, use: Use, before: Resolved | None, after: Resolved | None) -> Iterator[Change]:
+    def _name(self, use: Use, pair: Pair) -> Iterator[Change]:
+        before, after = pair.was, pair.now
+        one, other = (found.obj if isinstance(found, Found) else None for found in (before, after))
+        first, second = _symbol_of(pair.before or use), _symbol_of(pair.after or use)
         if before is None:
             if after is not None and not use.optional:
-                added = Change(ChangeKind.ADDED, Impact.HARMLESS, new=after.symbol.path, follows=True)
-                yield self._at_objects(added, None, after.found.obj if after.found else None)
+                added = Change(ChangeKind.ADDED, Impact.HARMLESS, new=second.path, follows=True)
+                yield self._at_objects(added, None, other)
             return
-        if after is not None and after.found is None and before.found is not None and self._left_binary(before):
+        if after is not None and other is None and one is not None and self._left_binary(first):
             after = None
         if after is None:
             if use.optional and (use.module, use.function) in self.renewed:
                 return
-            lost = self._lost_symbol(before)
+            lost = self._lost_symbol(first, one)
             caught = replace(lost, impact=Impact.RISK, cause=Cause.SILENT_FALLBACK, doubt=Doubt.CAUGHT)
             yield caught if use.optional else lost
             return
-        if before.symbol != after.symbol and before.found and after.found:
+        if first != second and one is not None and other is not None:
             yield Change(  # the same thing in another place, and the bridge looks there first
                 ChangeKind.MOVED,
                 Impact.HARMLESS,
-                before=self.old.where(before.found.obj),
-                after=self.new.where(after.found.obj),
-                old=before.symbol.path,
-                new=after.symbol.path,
-                suggestion=after.symbol.path,
+                before=self.old.where(one),
+                after=self.new.where(other),
+                old=first.path,
+                new=second.path,
+                suggestion=second.path,
                 follows=True,
             )
-        elif before.symbol == after.symbol:
-            notice = deprecated_modules(self.new, after.symbol)
-            if notice and not deprecated_modules(self.old, before.symbol):
-                yield Change(ChangeKind.DEPRECATED, Impact.RISK, old=before.symbol.module, new=notice)
-            if before.found and after.found:
-                for change in compare_deprecations(self.old, self.new, before.found.obj, after.found.obj, {}):
-                    if isinstance(after.found.obj, griffe.Class):
-                        yield self._at_objects(change, before.found.obj, after.found.obj)
+        elif first == second:
+            notice = deprecated_modules(self.new, second)
+            if notice and not deprecated_modules(self.old, first):
+                yield Change(ChangeKind.DEPRECATED, Impact.RISK, old=first.module, new=notice)
+            if one is not None and isinstance(other, griffe.Class):
+                for change in compare_deprecations(self.old, self.new, one, other, {}):
+                    yield self._at_objects(change, one, other)
 
-    def _left_binary(self, before: Resolved) -> bool:
+    def _left_binary(self, symbol: Symbol) -> bool:
         """Whether a name that the package defined itself is now at best one of its binary, which it does not use."""
-        holder = self.new.module(before.symbol.module)
+        holder = self.new.module(symbol.module)
         is_binary = holder is not None and takes_binary_names(holder)
-        return is_binary and before.symbol.name not in self.new.names_of_binary()
+        return is_binary and symbol.name not in self.new.names_of_binary()
 
-    def _lost_symbol(self, before: Resolved) -> Change:
-        moved, renamed = moved_to(self.new, before.symbol), ""
+    def _lost_symbol(self, symbol: Symbol, was: griffe.Object | None) -> Change:
+        moved, renamed = moved_to(self.new, symbol), ""
         if not moved:
-            renamed = renamed_to(self.old, self.new, before.symbol)
+            renamed = renamed_to(self.old, self.new, symbol)
         kind = ChangeKind.MOVED if moved else ChangeKind.RENAMED if renamed else ChangeKind.REMOVED
         place = moved or renamed
         after = None
         if place:
             after = self.new.where_named(*place.rpartition(".")[::2])
-        where = self.old.where(before.found.obj) if before.found else None
-        return Change(
-            kind, Impact.BREAKING, before=where, after=after, old=before.symbol.path, new=place, suggestion=place
-        )
+        where = self.old.where(was) if was is not None else None
+        return Change(kind, Impact.BREAKING, before=where, after=after, old=symbol.path, new=place, suggestion=place)
 
     def _call(self, use: Use, before: Shape, after: Shape) -> Iterator[Change]:
         one, other = signature_of(self.old, before), signature_of(self.new, after)
@@ -297,14 +278,27 @@ class _Comparison:
             seen = self._through_constants(change, first, second)
             if seen is not None:
                 yield self._at(seen, before, after)
-        given = bind(other, use).given
+        passed = Passed(bind(one, use).given, bind(other, use).given, self._fields(use))
         first, second = self._runs(first), self._runs(second)
         if first is None or second is None:
             return
-        for change in compare_bodies(self.old, self.new, first, second, given, bind(one, use).given, use):
+        for change in compare_bodies(self.old, self.new, first, second, passed, use):
             yield self._at(change, before, after)
-        for change in compare_deprecations(self.old, self.new, first, second, given):
+        for change in compare_deprecations(self.old, self.new, first, second, passed.after):
             yield self._at(change, before, after)
+
+    def _fields(self, use: Use) -> dict[str, Argument]:
+        """Fields of the object whose method is called: those that its constructor sets to what nobody passes."""
+        if RESULT not in use.path:
+            return {}
+        path = use.path[: len(use.path) - 1 - use.path[::-1].index(RESULT)]
+        shape = self._shape(self.new, replace(use, path=path), _resolve(self.new, use))
+        constructor, signature = callee_of(self.new, shape)[0], signature_of(self.new, shape)
+        made = [o for o in self.surface.uses if (o.kind, o.accessor, o.path) == (UseKind.CALL, use.accessor, path)]
+        is_open = any(one.open_positionals or one.open_keywords or one.partial for one in made)
+        if is_open or shape.what != "class" or constructor is None or signature is None:
+            return {}
+        return kept_fields(self.new, constructor, {name for one in made for name in bind(signature, one).given})
 
     def _stops_being_callable(self, before: Shape, after: Shape, *, is_known: bool, is_called: bool) -> bool:
         if not is_known:  # `scope(...)(function)`: what a generator context manager gives is a decorator, too
@@ -345,10 +339,10 @@ class _Comparison:
 
     # --- uses together ------------------------------------------------------------------------------------
 
-    def _faults(self, release: Release, use: Use, resolved: Resolved | None) -> Iterator[Change]:
+    def _faults(self, release: Release, use: Use, found: Found | Opaque | None) -> Iterator[Change]:
         if use.kind is not UseKind.CALL:
             return
-        shape = self._shape(release, use, resolved)
+        shape = self._shape(release, use, found)
         signature = signature_of(release, shape) if shape.what not in {"missing", "unknown"} else None
         if signature is not None:
             where = release.where(shape.obj) if shape.obj is not None else None
@@ -366,10 +360,8 @@ class _Comparison:
                 yield Met(change, replace(use, module=module), anchor)
 
     @staticmethod
-    def _shape(release: Release, use: Use, resolved: Resolved | None) -> Shape:
-        if resolved is None or resolved.found is None:
-            return Shape("unknown")
-        return shape_of(release, resolved.found, use.path)
+    def _shape(release: Release, use: Use, found: Found | Opaque | None) -> Shape:
+        return shape_of(release, found, use.path) if isinstance(found, Found) else Shape("unknown")
 
     def _at(self, change: Change, before: Shape, after: Shape) -> Change:
         return self._at_objects(change, before.obj, after.obj if after.what != "missing" else None)
@@ -398,10 +390,7 @@ def _symbol_of(use: Use) -> Symbol:
     return Symbol(*use.accessor.rpartition(".")[::2])
 
 
-def _resolve(release: Release, use: Use | None) -> Resolved | None:
+def _resolve(release: Release, use: Use | None) -> Found | Opaque | None:
     """What the symbol of a use is in a release; None where an import of it fails."""
-    symbol = _symbol_of(use) if use is not None else None
-    found = release.lookup(symbol.module, symbol.name) if symbol is not None else Absent()
-    if symbol is None or isinstance(found, Absent):
-        return None
-    return Resolved(symbol, found if isinstance(found, Found) else None)
+    found = release.lookup(*use.accessor.rpartition(".")[::2]) if use is not None else Absent()
+    return None if isinstance(found, Absent) else found

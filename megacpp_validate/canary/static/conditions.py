@@ -14,11 +14,12 @@ from .surface import Argument, Member
 from .syntax_nodes import walk
 
 _MOST_COMBINATIONS = 64
+_OF_TORCH = {"torch.Tensor", "torch.nn.Parameter", "torch.nn.Module", "torch.dtype", "torch.device"}
 
 
 @dataclass(frozen=True)
 class OfType:
-    """A value of which its builtin type alone is known."""
+    """A value of which its type alone is known: a builtin one, or "Tensor"."""
 
     name: str
 
@@ -34,7 +35,11 @@ def can_fire(tests: Iterable[Test], known_at: Callable[[int], Mapping[str, Argum
         tests: the tests that lead to a guard.
         known_at: line -> parameter -> what is known of its value there.
     """
-    asked = [(test, _known_names(test.expression, known_at(test.expression.lineno))) for test in tests]
+    asked: list[tuple[Test, dict[str, Argument]]] = []
+    for test in tests:
+        given = known_at(test.expression.lineno)
+        named = (node.id for node in walk(test.expression) if isinstance(node, ast.Name))
+        asked.append((test, {name: given[name] for name in named if name in given}))
     choices: dict[tuple[str, str], list[object]] = {}
     for _, known in asked:
         for name, argument in known.items():
@@ -52,11 +57,6 @@ def can_fire(tests: Iterable[Test], known_at: Callable[[int], Mapping[str, Argum
     if None in seen or (several and len(seen) > 1):
         return None
     return True in seen
-
-
-def _known_names(test: ast.expr, given: Mapping[str, Argument]) -> dict[str, Argument]:
-    """What is known of the names in a test."""
-    return {node.id: given[node.id] for node in walk(test) if isinstance(node, ast.Name) and node.id in given}
 
 
 def _comes_out(
@@ -118,17 +118,16 @@ def _is_instance(value: object, kinds: ast.expr) -> bool | None:
     """The outcome of `isinstance(value, kinds)`; a class without a builtin name is taken for another class."""
     if isinstance(value, Member):
         return None
-    made = getattr(builtins, value.name) if isinstance(value, OfType) else type(value)
+    is_tensor = value == OfType("Tensor")
+    made = getattr(builtins, value.name, object) if isinstance(value, OfType) else type(value)
+    names = {cls.__name__ for cls in made.__mro__} | ({"Tensor", "torch.Tensor"} if is_tensor else set())
     every = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
-    if any(isinstance(kind, ast.Name) and kind.id in {cls.__name__ for cls in made.__mro__} for kind in every):
+    if any(ast.unparse(kind) in names for kind in every):
         return True
     # An abstract class (Sequence, Iterable) may accept a builtin type; a concrete class of torch does not.
-    known = (hasattr(builtins, kind.id) if isinstance(kind, ast.Name) else _is_tensor(kind) for kind in every)
+    others = set() if is_tensor else _OF_TORCH
+    known = (hasattr(builtins, k.id) if isinstance(k, ast.Name) else ast.unparse(k) in others for k in every)
     return False if all(known) or not isinstance(value, OfType) else None
-
-
-def _is_tensor(kind: ast.expr) -> bool:
-    return ast.unparse(kind) in {"torch.Tensor", "torch.nn.Parameter", "torch.nn.Module", "torch.dtype", "torch.device"}
 
 
 def _constant(node: ast.expr, values: Mapping[str, object]) -> object:

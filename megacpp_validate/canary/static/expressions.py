@@ -29,7 +29,6 @@ from .interpreted import (
     Missing,
     Names,
     ProjectModule,
-    Super,
     Unknown,
     Value,
     Values,
@@ -415,9 +414,9 @@ class Expressions(ABC):
             return frozenset({ProjectModule(below)})
         return found if found is not None else self._of_stars(at.attr, self.module(owner.file), at.node) or ANYTHING
 
-    def _in_instance(self, owner: Instance | Super, at: Access) -> Values:
+    def _in_instance(self, owner: Instance, at: Access) -> Values:
         cls = owner.cls
-        for one in cls.lineage[1:] if isinstance(owner, Super) else cls.lineage:
+        for one in cls.lineage[1:] if owner.is_above else cls.lineage:
             if isinstance(one, Vendor):
                 value = Vendor(one.symbol, one.path if at.attr == "__init__" else (*one.path, RESULT, at.attr))
                 if not at.called:
@@ -428,8 +427,6 @@ class Expressions(ABC):
                 if found:
                     return frozenset(Method(f, Instance(cls)) if isinstance(f, Function) else f for f in found)
         return ANYTHING
-
-    _in_super = _in_instance
 
     def _in_class(self, owner: Class, at: Access) -> Values:
         for one in owner.lineage:

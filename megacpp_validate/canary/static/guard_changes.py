@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import partial
 
 import griffe
 
@@ -17,14 +17,15 @@ from ...evidence.values import SourceLine
 from . import bodies
 from .conditions import can_fire
 from .findings import Change, ChangeKind, Impact
-from .reach import Reached, guards_reached
+from .reach import Callee, Reached, bound_names, callees, guards_reached, rewritten
 from .release import Release
-from .surface import Argument, argument_of
-from .syntax_nodes import children, once_per_node, statements_below, walk
+from .surface import UNKNOWN, Argument, argument_of
+from .syntax_nodes import children, once_per_node, parameters_of, statements_below, substituted, walk
 
 _REWORDED = 0.6  # likeness of two guards' messages from which one is the other, if both test the same names
 _SAME_WORDS = 0.75  # ... if they test others, in nearly the same way
 _SHARED_WORDS = 0.8  # ... if they test one of the same names: words that the shorter message shares with the other
+_NULLABLE = r"\b(None|Optional|Any|object)\b"  # annotations of what may be None
 _KNOWN_DEPTH = 3  # calls to follow in the old release: a check that only moved is not new
 
 
@@ -37,27 +38,40 @@ class Consumed:
     node: ast.FunctionDef
 
 
-def compare_guards(
-    before: Consumed, after: Consumed, given: Mapping[str, Argument], given_before: Mapping[str, Argument]
-) -> Iterator[Change]:
+@dataclass(frozen=True)
+class Passed:
+    """What is known of a call.
+
+    Attributes:
+        before, after: parameter -> what the call passes for it, under each release; not in it if it is left out.
+        fields: field of the object whose method is called -> what is known of it under the new release.
+    """
+
+    before: Mapping[str, Argument]
+    after: Mapping[str, Argument]
+    fields: Mapping[str, Argument]
+
+
+def compare_guards(before: Consumed, after: Consumed, passed: Passed) -> Iterator[Change]:
     """Checks that the new release has and the old one had not, and that the call may run into.
 
     Args:
         before, after: the function in each release.
-        given: parameter -> what the call passes for it; a parameter that is left out is not in it.
-        given_before: the same for the parameters of the old release.
+        passed: what is known of the call.
     """
     known = [reached.guard for reached in _on_the_way(before, depth=_KNOWN_DEPTH)]
-    old_view, view = _View(before, given_before), _View(after, given)
+    old_view = _View(before, _as_required(before.node, passed.before), {})
+    given = _as_required(before.node, passed.after)
+    view = _View(after, given, passed.fields)
     new_features = _parameter_names(after.node) - _parameter_names(before.node) - set(given)
     for reached in _on_the_way(after):
         guard = reached.guard
         if guard.is_deprecation:
             continue  # `compare_deprecations` reports it
         tests = view.tests_of(guard)
-        fires = view.can_fire(tests, reached)
+        fires = view.can_fire(guard, reached.called_at)
         same = [one for one in known if (one.kind == "warn", one.condition) == (guard.kind == "warn", guard.condition)]
-        if same and not (fires and all(old_view.never(one) for one in same)):
+        if same and not (fires and all(old_view.can_fire(one) is False for one in same)):
             continue  # it was there before, and it is not only now that this call runs into it
         own = view.own_tests_of(reached)
         # A helper that raises whatever it is given is about what leads to its call, and what it lets pass before.
@@ -65,7 +79,7 @@ def compare_guards(
         concerned = view.concerned_by(about) or (view.concerned_by(own, passed=True) if reached.through else set())
         if fires is False or not (concerned or (fires and not reached.through)):
             continue
-        if any(_same_guard(guard, one) and not (fires and old_view.never(one)) for one in known):
+        if any(_same_guard(guard, one) and not (fires and old_view.can_fire(one) is False) for one in known):
             continue
         if any(_asks_for(test, view.far, new_features) for test in tests):
             continue  # it guards a feature that this release brings and that the bridge does not ask for
@@ -73,7 +87,8 @@ def compare_guards(
             continue  # it is about a class that the old release did not have: no value of it was ever passed
         if any(ast.unparse(test.expression).endswith(".is_cuda") for test in tests if test.wanted is test.passed_by):
             continue  # this path is taken with tensors of the GPU only
-        yield _told(reached, concerned or view.left_out(tests), certain=fires is True)
+        left_out = (_names_in(tests) & _parameter_names(after.node)) - set(given)
+        yield _told(reached, concerned or left_out, certain=fires is True)
 
 
 def _on_the_way(consumed: Consumed, *, depth: int = 1) -> list[Reached]:
@@ -87,7 +102,7 @@ def _on_the_way(consumed: Consumed, *, depth: int = 1) -> list[Reached]:
     inner = release.node_of(entered)
     if not isinstance(inner, ast.FunctionDef):
         return found
-    told = _fields(node, ()).visit(copy.deepcopy(inner))  # in terms of what the constructor was given
+    told = substituted(inner, partial(_stored_in, stored_fields(node)))  # in terms of what the constructor was given
     late = guards_reached(release, entered, told, depth=depth)
     return [*found, *(replace(one, through=one.through or entered.name) for one in late)]
 
@@ -109,19 +124,20 @@ def _told(reached: Reached, parameters: set[str], *, certain: bool) -> Change:
 class _View:
     """What is known of a function's names, seen from one call of it."""
 
-    def __init__(self, consumed: Consumed, given: Mapping[str, Argument]) -> None:
-        self._node = consumed.node
+    def __init__(self, consumed: Consumed, given: Mapping[str, Argument], fields: Mapping[str, Argument]) -> None:
+        self._consumed, self._node = consumed, consumed.node
         self._given = given
-        self._fields = _fields(consumed.node, given if consumed.node.name == "__post_init__" else ())
+        self._of_self = {f"self.{name}": argument for name, argument in fields.items()}
+        own = given if consumed.node.name == "__post_init__" else ()
+        self._stored = {name: f"self.{name}" for name in fields}
+        self._stored |= stored_fields(consumed.node) | {name: name for name in own}
         self._tests: dict[bodies.Guard, tuple[bodies.Test, ...]] = {}
         self.near, self.far = _origins(consumed.node)
 
     def tests_of(self, guard: bodies.Guard) -> tuple[bodies.Test, ...]:
         """A guard's tests, with parameters in the place of the fields that hold them."""
         if guard not in self._tests:  # each guard is held against all of the other release's
-            rewritten = (self._fields.visit(copy.deepcopy(test.expression)) for test in guard.tests)
-            told = zip(guard.tests, rewritten, strict=True)
-            self._tests[guard] = tuple(test._replace(expression=expression) for test, expression in told)
+            self._tests[guard] = rewritten(partial(_stored_in, self._stored), guard.tests)
         return self._tests[guard]
 
     def own_tests_of(self, reached: Reached) -> tuple[bodies.Test, ...]:
@@ -134,17 +150,14 @@ class _View:
         origins = self.far if passed else self.near
         return {p for name in _names_in(tests, passed=passed) for p in origins.get(name, {name})} & set(self._given)
 
-    def left_out(self, tests: Iterable[bodies.Test]) -> set[str]:
-        """The parameters that the call leaves at their defaults and that the enclosing tests are about."""
-        return (_names_in(tests) & _parameter_names(self._node)) - set(self._given)
+    def can_fire(self, guard: bodies.Guard, called_at: int = 0) -> bool | None:
+        """Whether a guard can fire with what the call passes."""
+        called = callees(self._consumed.release, self._consumed.function, self._node)
 
-    def can_fire(self, tests: Iterable[bodies.Test], reached: Reached) -> bool | None:
-        """Whether the tests can all come out as wanted, with what the call passes."""
-        return can_fire(tests, lambda line: known_inside(self._node, self._given, reached.called_at or line))
+        def known_at(line: int) -> dict[str, Argument]:
+            return self._of_self | known_inside(self._node, self._given, called_at or line, called)
 
-    def never(self, guard: bodies.Guard) -> bool:
-        """Whether a guard of this function's own cannot fire with what the call passes."""
-        return can_fire(self.tests_of(guard), lambda line: known_inside(self._node, self._given, line)) is False
+        return can_fire(self.tests_of(guard), known_at)
 
 
 def _names_in(tests: Iterable[bodies.Test], *, passed: bool = False) -> set[str]:
@@ -186,26 +199,17 @@ def _asks_for(test: bodies.Test, origins: Mapping[str, set[str]], features: set[
     return test.wanted is wanted and bool(origins.get(name, {name}) & features)
 
 
-class _Fields(ast.NodeTransformer):
-    """Puts the parameter in the place of `self.name` where the body stores it there, once and unchanged."""
-
-    def __init__(self, stored: dict[str, str]) -> None:
-        self._stored = stored
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        """Replace `self.name`."""
-        if isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr in self._stored:
-            return ast.copy_location(ast.Name(self._stored[node.attr], ast.Load()), node)
-        self.generic_visit(node)
-        return node
-
-
-def _fields(node: ast.FunctionDef, fields: Iterable[str]) -> _Fields:
-    return _Fields(_stored_fields(node) | {name: name for name in fields})
+def _stored_in(stored: Mapping[str, str], node: ast.expr) -> ast.expr | None:
+    """The parameter that `self.name` holds."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="self"), attr=attr) if attr in stored:
+            return ast.Name(stored[attr], ast.Load())
+    return None
 
 
 @once_per_node
-def _stored_fields(node: ast.FunctionDef) -> dict[str, str]:
+def stored_fields(node: ast.FunctionDef) -> dict[str, str]:
+    """Fields of `self` that the body sets once, each to a parameter, unchanged."""
     stored: dict[str, str] = {}
     spoilt: set[str] = set()
     parameters = _parameter_names(node)
@@ -285,7 +289,7 @@ def _stored_names(node: ast.Assign | ast.AnnAssign) -> set[str]:
 
 
 def _parameter_names(node: ast.FunctionDef) -> set[str]:
-    return {a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+    return {argument.arg for argument, _ in parameters_of(node.args)}
 
 
 def _popped(call: ast.Call) -> str:
@@ -295,28 +299,69 @@ def _popped(call: ast.Call) -> str:
     return ""
 
 
-def known_inside(node: ast.AST | None, given: Mapping[str, Argument], line: int = sys.maxsize) -> dict[str, Argument]:
-    """What is known of a function's parameters above `line`: what is passed, and literal defaults of the rest."""
+def _as_required(before: ast.FunctionDef, given: Mapping[str, Argument]) -> dict[str, Argument]:
+    """What a call passes, with what the old release asked of it already.
+
+    An argument without a default there is not None: a call that passes None failed before. `self` is no argument.
+    """
+    known = {name: argument for name, argument in given.items() if name != "self"}
+    for parameter, default in parameters_of(before.args):
+        passed, kind = known.get(parameter.arg), ast.unparse(parameter.annotation or ast.Tuple([]))
+        if passed and default is None and passed.values is None and not re.search(_NULLABLE, kind):
+            known[parameter.arg] = replace(passed, never_none=True)
+    return known
+
+
+def kept_fields(release: Release, function: griffe.Function, passed: Iterable[str]) -> dict[str, Argument]:
+    """What is known of the fields that a constructor sets to its parameters, where a call passes some of them."""
+    node = release.node_of(function)
+    if not isinstance(node, ast.FunctionDef):
+        return {}
+    known = known_inside(node, dict.fromkeys(passed, UNKNOWN), called=callees(release, function, node))
+    holder = release.node_of(function.parent) if isinstance(function.parent, griffe.Class) else None
+    nodes = (n for method in getattr(holder, "body", ()) if method is not node for n in walk(method))
+    changed = {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
+    kept = {field: name for field, name in stored_fields(node).items() if field not in changed}
+    return {field: known[name] for field, name in kept.items() if name in known}
+
+
+def known_inside(
+    node: ast.AST | None, given: Mapping[str, Argument], line: int = sys.maxsize,
+    called: Mapping[int, Callee] | None = None,
+) -> dict[str, Argument]:  # fmt: skip
+    """What is known of a function's parameters above `line`: what is passed, and literal defaults of the rest.
+
+    Args:
+        called: calls in the function: one may give back what it is given.
+    """
     if not isinstance(node, ast.FunctionDef):
         return dict(given)
-    known: dict[str, Argument] = {}
-    positional = [*node.args.posonlyargs, *node.args.args]
-    pairs = [*zip(reversed(positional), reversed(node.args.defaults), strict=False)]
-    pairs += [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None]
-    for argument, default in pairs:
-        known[argument.arg] = argument_of(default, {})
+    known = {a.arg: argument_of(default, {}) for a, default in parameters_of(node.args) if default is not None}
     known.update(given)
-    for stored_at, name in _assigned(node):  # a parameter that was assigned to on the way may be anything there
-        if stored_at < line and name in known:
+    for stored_at, name, value in _assigned(node):  # a parameter that was assigned to on the way may be anything there
+        callee = (called or {}).get(id(value))
+        if stored_at < line and name in known and not (callee and _gives_back(callee, name, known)):
             known[name] = Argument(never_none=known[name].never_none)
     return known
 
 
+def _gives_back(callee: Callee, name: str, known: Mapping[str, Argument]) -> bool:
+    """Whether a call surely returns what it is given under a name: `a, b = resolve(a, b)` where both are off."""
+    passed = {p: v.id for p, v in bound_names(callee.call, callee.code).items() if isinstance(v, ast.Name)}
+    inside = {p: known[outer] for p, outer in passed.items() if outer in known}
+    for found, tests in bodies.returns_reached(callee.code):
+        fires = can_fire(tests, lambda _: inside)
+        if fires is not False:
+            returned = found.value.elts if isinstance(found.value, ast.Tuple) else [found.value]
+            return bool(fires) and any(isinstance(v, ast.Name) and passed.get(v.id) == name for v in returned)
+    return False
+
+
 @once_per_node
-def _assigned(node: ast.FunctionDef) -> list[tuple[int, str]]:
-    """Names that a function assigns to, with the lines; not where one is given what `**kwargs` holds under it."""
+def _assigned(node: ast.FunctionDef) -> list[tuple[int, str, ast.expr]]:
+    """Lines, names and values that a function assigns; not where a name is given what `**kwargs` holds under it."""
     return [
-        (found.lineno, name)
+        (found.lineno, name, found.value)
         for found in statements_below(node)
         if isinstance(found, ast.Assign)
         for name in _stored_names(found)

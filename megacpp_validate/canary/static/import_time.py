@@ -19,9 +19,10 @@ from . import bodies
 from .conditions import can_fire
 from .findings import Change, ChangeKind, Impact
 from .lazy_names import lazy_branch
+from .reach import bound_names
 from .release import Absent, Release
 from .source_files import PACKAGE
-from .surface import Argument, Symbol, argument_of
+from .surface import Symbol, argument_of
 from .syntax_nodes import stored_by, walk
 
 ENTRY = "transformer_engine.pytorch"
@@ -168,9 +169,8 @@ class _Walk:
                     if "__name__" not in ast.unparse(test):
                         self._top_level(then, place, _both(condition, ast.unparse(test)))
                         self._top_level(orelse, place, _both(condition, f"not ({ast.unparse(test)})"))
-                case ast.With(items=items, body=inner):
-                    here = replace(place, tried=place.tried or bool(_suppressed(items)))
-                    self._top_level(inner, here, "optional" if _COVERS & _suppressed(items) else condition)
+                case ast.With(body=inner):
+                    self._top_level(inner, place, condition)
                 case ast.Assert() | ast.Raise():
                     for guard in bodies.guards_of([node]):
                         self._check(guard, place, condition)
@@ -217,7 +217,7 @@ class _Walk:
             found = _function_in(where.tree, call.func.id)
         if found is None or any("lazy" in ast.unparse(d) for d in found.decorator_list):
             return
-        given = _constants_of(call, found)
+        given = {name: argument_of(value, {}) for name, value in bound_names(call, found).items()}
         for guard in bodies.guards(found):
             if can_fire(guard.enclosing, lambda _: given) is not False:
                 self._check(guard, replace(where, inside=found.name), condition)
@@ -264,24 +264,12 @@ def _with_constants(condition: str, tree: ast.Module) -> str:
     return condition
 
 
-def _constants_of(call: ast.Call, function: ast.FunctionDef) -> dict[str, Argument]:
-    names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
-    given = {name: argument_of(value, {}) for name, value in zip(names, call.args, strict=False)}
-    return given | {k.arg: argument_of(k.value, {}) for k in call.keywords if k.arg}
-
-
 def _when_nothing_failed(tried: ast.stmt, caught: str) -> str:
     """The condition of a `try ... else`: for a version that is asked for, that the distribution is installed."""
     named = [n.value for n in walk(tried) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     if "PackageNotFound" in caught and len(named) == 1:
         return f"{named[0]} is installed"
     return f"no {caught} from `{ast.unparse(tried)[:80]}`"
-
-
-def _suppressed(items: list[ast.withitem]) -> set[str]:
-    """Names in what is passed over: `with contextlib.suppress(ImportError):`."""
-    named = {name for item in items for name in re.findall(r"\w+", ast.unparse(item.context_expr))}
-    return named if "suppress" in named else set()
 
 
 def _function_in(tree: ast.Module, name: str) -> ast.FunctionDef | None:

@@ -163,9 +163,8 @@ class Interpreter(Calls):
         return all(self._statement(statement, names) for statement in body)
 
     def _statement(self, node: ast.stmt, names: Names) -> bool:
-        reader: Callable[[ast.stmt, Names], bool | None] | None = getattr(
-            self, f"_do_{type(node).__name__.lower()}", None
-        )
+        kind = type(node).__name__.lower().removeprefix("async")
+        reader: Callable[[ast.stmt, Names], bool | None] | None = getattr(self, f"_do_{kind}", None)
         for one in getattr(node, "decorator_list", ()):
             if "skipif(" in ast.unparse(one) and one.args and truth_of(self._quietly(one.args[0], names)):
                 return True  # a test that does not run under this release
@@ -220,8 +219,6 @@ class Interpreter(Calls):
                 self._bind(item.optional_vars, ANYTHING, names)
         return self._block(node.body, names)
 
-    _do_asyncwith = _do_with
-
     def _do_while(self, node: ast.While, names: Names) -> None:
         self._value(node.test, names)
         self._ways(names, [node.body, []])
@@ -266,8 +263,6 @@ class Interpreter(Calls):
         self._bind(node.target, either(*each, *([] if is_known and each else [ANYTHING])), names)
         self._ways(names, [node.body, []])
         self._block(node.orelse, names)
-
-    _do_asyncfor = _do_for
 
     def _do_expr(self, node: ast.Expr, names: Names) -> bool:
         self._value(node.value, names)
@@ -442,8 +437,6 @@ class Interpreter(Calls):
                     values = frozenset({Import(function)})
                     self._functions.pop(node, None)
         names.bind(node.name, values)
-
-    _do_asyncfunctiondef = _do_functiondef
 
     def _do_classdef(self, node: ast.ClassDef, names: Names) -> None:
         cls = self._classes.setdefault(node, Class(node, names))

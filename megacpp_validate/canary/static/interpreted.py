@@ -93,9 +93,10 @@ class Class:
 
 @dataclass(frozen=True)
 class Instance:
-    """An object of a class of the project."""
+    """An object of a class of the project; with `is_above` what `super()` gives in that class."""
 
     cls: Class
+    is_above: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,13 +117,6 @@ class Import:
 
     function: Function
     insists: bool = False
-
-
-@dataclass(frozen=True)
-class Super:
-    """`super()` in a class of the project."""
-
-    cls: Class
 
 
 @dataclass(eq=False)
@@ -175,7 +169,7 @@ class Listing:
 
 
 Value: TypeAlias = (
-    "Const | Vendor | Missing | VendorModule | External | Function | Class | Import | Instance | Method | Super "
+    "Const | Vendor | Missing | VendorModule | External | Function | Class | Import | Instance | Method "
     "| Keywords | Items | Listing | ProjectModule | Unknown"
 )
 Values: TypeAlias = "frozenset[Value]"
@@ -268,13 +262,11 @@ class Names:
         way = replace(self, outer=self, names={}, is_way=True)
         at: Names | None = self
         while at is not None:
-            way.names |= {n: forked(v) for n, v in at.grown().items() if n not in way.names}
+            for name, values in at.names.items():
+                if name not in way.names and any(isinstance(one, Keywords) for one in values):
+                    way.names[name] = forked(values)
             at = at.outer if at.is_way else None
         return way
-
-    def grown(self) -> dict[str, Values]:
-        """Names that are bound to dictionaries."""
-        return {n: v for n, v in self.names.items() if any(isinstance(one, Keywords) for one in v)}
 
     def join(self, ways: Iterable[Names]) -> None:
         """Continue where several ways meet."""

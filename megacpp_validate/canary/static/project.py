@@ -107,6 +107,26 @@ class Project:
         """Whether a file names Transformer Engine outside of comments."""
         return _USED.search(self._text(file)) is not None
 
+    def has_layers(self, file: SourceFile) -> bool:
+        """Whether a file can have layers of Transformer Engine: it imports the package, or a file that does."""
+        named = self._imported(file)
+        beside = (f"{file.module.rpartition('.')[0]}.{name}" for name in named)  # a script's own folder comes first
+        taken = (found for name in (*beside, *named) if (found := self.find(name)) and self.mentions(found))
+        every = named.union(*map(self._imported, taken))
+        return any(name.partition(".")[0] == PACKAGE for name in every)
+
+    def _imported(self, file: SourceFile) -> set[str]:
+        """Modules that a file imports anywhere, and what it takes from them, by their dotted names."""
+        named: set[str] = set()
+        tree = self.tree(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                module = file.absolute(node.level, node.module or "")
+                named |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+        return named
+
     def mentions(self, file: SourceFile) -> bool:
         """Whether a file itself names Transformer Engine."""
         return any(name in self._text(file) for name in _NAMED)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import ast
-import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import griffe
 
 from . import bodies
 from .release import Found, Release
 from .source_files import PACKAGE
-from .syntax_nodes import walk
+from .syntax_nodes import parameters_of, substituted, walk
 
-Callee = tuple[ast.Call, ast.FunctionDef, griffe.Function]
 _LOST = "_lost_"  # before a name of the callee whose value cannot be followed, so that it is no name of the caller
+
+
+class Callee(NamedTuple):
+    """A call, the code that it runs, and what that belongs to."""
+
+    call: ast.Call
+    code: ast.FunctionDef
+    function: griffe.Function
 
 
 @dataclass(frozen=True)
@@ -58,38 +66,43 @@ def guards_reached(
 
 def _reach(release: Release, function: griffe.Function, node: ast.FunctionDef, depth: int) -> Iterator[Reached]:
     file = str(function.filepath)
-    constants = _Constants(release, function.module)
-    called = {id(call): callee for call, callee, _ in callees(release, function, node)}
+    constants = partial(_constant_for, release, function.module)
+    called = callees(release, function, node)
     for guard in bodies.guards(node):
-        tests = _rewritten(constants, guard.tests)
-        given = [called[id(n)] for n in walk(guard.node) if id(n) in called]
+        tests = rewritten(constants, guard.tests)
+        given = [called[id(n)].code for n in walk(guard.node) if id(n) in called]
         texts = [bodies.text_of(s) for callee in given for s in callee.body if isinstance(s, ast.Return)]
         yield Reached(bodies.Guard(guard.kind, guard.node, tests), file, tests, message=" ".join(texts))
     if depth == 0:
         return
     before_calls = bodies.tests_before_calls(node)
-    for call, callee, source in callees(release, function, node):
-        names = _bound_names(call, callee)
-        if not names:
+    for call, callee, source in called.values():
+        names = bound_names(call, callee)
+        if not any(isinstance(value, ast.Name) for value in names.values()):
             continue
-        renamed = _Renamed(names, _own_names(callee))
-        leading = _rewritten(constants, before_calls.get(id(call), ()))
+        theirs = {n.id for n in walk(callee) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        theirs |= {parameter.arg for parameter, _ in parameters_of(callee.args)}
+        renamed = partial(_callers_name, names, theirs)
+        leading = rewritten(constants, before_calls.get(id(call), ()))
         for deeper in _reach(release, source, callee, depth - 1):
-            tests = _rewritten(renamed, deeper.guard.tests)
+            tests = rewritten(renamed, deeper.guard.tests)
             guard = bodies.Guard(deeper.guard.kind, deeper.guard.node, (*leading, *tests))
             own = tests[len(tests) - len(deeper.own) :]
             yield Reached(guard, deeper.file, own, callee.name, call.lineno, deeper.message)
 
 
-def _rewritten(names: ast.NodeTransformer, tests: tuple[bodies.Test, ...]) -> tuple[bodies.Test, ...]:
-    return tuple(test._replace(expression=names.visit(copy.deepcopy(test.expression))) for test in tests)
+def rewritten(
+    instead: Callable[[ast.expr], ast.expr | None], tests: tuple[bodies.Test, ...]
+) -> tuple[bodies.Test, ...]:  # fmt: skip
+    """Tests with other expressions in the place of some."""
+    return tuple(test._replace(expression=substituted(test.expression, instead)) for test in tests)
 
 
-def callees(release: Release, function: griffe.Function, node: ast.FunctionDef) -> list[Callee]:
-    """Calls in a function that run code of the package: the call, that code, and what it belongs to."""
-    known: dict[ast.FunctionDef, list[Callee]] = release.memory.setdefault("callees", {})
+def callees(release: Release, function: griffe.Function, node: ast.FunctionDef) -> dict[int, Callee]:
+    """Calls in a function that run code of the package, by the `id` of the call."""
+    known: dict[ast.FunctionDef, dict[int, Callee]] = release.memory.setdefault("callees", {})
     if node not in known:
-        known[node] = list(_callees(release, function, node))
+        known[node] = {id(callee.call): callee for callee in _callees(release, function, node)}
     return known[node]
 
 
@@ -109,7 +122,7 @@ def _callees(release: Release, function: griffe.Function, node: ast.FunctionDef)
         obj = found.obj.members.get("forward") if apply and isinstance(found.obj, griffe.Class) else found.obj
         callee = release.node_of(obj) if isinstance(obj, griffe.Function) else None
         if isinstance(callee, ast.FunctionDef) and isinstance(obj, griffe.Function):
-            yield call, callee, obj
+            yield Callee(call, callee, obj)
 
 
 def _custom_op(release: Release, function: griffe.Function, call: ast.Call, target: str) -> Iterator[Callee]:
@@ -120,18 +133,16 @@ def _custom_op(release: Release, function: griffe.Function, call: ast.Call, targ
         if isinstance(member, griffe.Function) and any(f"'{registered}'" in str(d.value) for d in member.decorators):
             node = release.node_of(member)
             if isinstance(node, ast.FunctionDef):
-                yield call, node, member
+                yield Callee(call, node, member)
 
 
-def _bound_names(call: ast.Call, callee: ast.FunctionDef) -> dict[str, ast.expr]:
-    """Parameter of the callee -> what is passed for it; empty unless a plain name is among them."""
+def bound_names(call: ast.Call, callee: ast.FunctionDef) -> dict[str, ast.expr]:
+    """Parameter of the callee -> what is passed for it."""
     parameters = [a.arg for a in (*callee.args.posonlyargs, *callee.args.args)]
     if parameters[:1] in (["ctx"], ["self"]):
         parameters = parameters[1:]
     bound = dict(zip(parameters, call.args, strict=False))
     bound |= {k.arg: k.value for k in call.keywords if k.arg}
-    if not any(isinstance(value, ast.Name) for value in bound.values()):
-        return {}
     for node in callee.body:  # `kept = parameter` at the top is the parameter under another name
         match node:
             case ast.Assign(targets=[ast.Name(id=kept)], value=ast.Name(id=parameter)) if parameter in bound:
@@ -139,22 +150,9 @@ def _bound_names(call: ast.Call, callee: ast.FunctionDef) -> dict[str, ast.expr]
     return bound
 
 
-def _own_names(callee: ast.FunctionDef) -> set[str]:
-    stored = {n.id for n in walk(callee) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return stored | {a.arg for a in (*callee.args.posonlyargs, *callee.args.args, *callee.args.kwonlyargs)}
-
-
-class _Constants(ast.NodeTransformer):
-    """Puts the value in the place of a module constant: a check changes with the list that it looks into."""
-
-    def __init__(self, release: Release, module: griffe.Module) -> None:
-        self._release = release
-        self._module = module
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Replace one name, where it is a constant with a literal value."""
-        value = constant_in(self._release, self._module, node.id)
-        return node if value is None else ast.copy_location(value, node)
+def _constant_for(release: Release, module: griffe.Module, node: ast.expr) -> ast.expr | None:
+    """The value of a module constant: a check changes with the list that it looks into."""
+    return constant_in(release, module, node.id) if isinstance(node, ast.Name) else None
 
 
 def constant_in(release: Release, module: griffe.Module, name: str) -> ast.expr | None:
@@ -171,7 +169,7 @@ def constant_in(release: Release, module: griffe.Module, name: str) -> ast.expr 
             except (ValueError, SyntaxError, TypeError):
                 pass
     value: ast.expr | None = release.memory[key]
-    return copy.deepcopy(value)
+    return value
 
 
 def _is_state(release: Release, attribute: griffe.Attribute) -> bool:
@@ -180,18 +178,9 @@ def _is_state(release: Release, attribute: griffe.Attribute) -> bool:
     return any(isinstance(node, ast.Global) and attribute.name in node.names for node in nodes)
 
 
-class _Renamed(ast.NodeTransformer):
-    """Speaks of the caller's names in the place of the callee's."""
-
-    def __init__(self, names: Mapping[str, ast.expr], own: set[str]) -> None:
-        self._names = names
-        self._own = own
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Replace one name."""
-        value = self._names.get(node.id)
-        if isinstance(value, ast.Name | ast.Constant):
-            return ast.copy_location(copy.deepcopy(value), node)
-        if node.id in self._own:
-            return ast.copy_location(ast.Name(f"{_LOST}{node.id}", ast.Load()), node)
-        return node
+def _callers_name(names: Mapping[str, ast.expr], own: set[str], node: ast.expr) -> ast.expr | None:
+    """The caller's name for one of the callee's."""
+    value = names.get(node.id) if isinstance(node, ast.Name) else None
+    if isinstance(value, ast.Name | ast.Constant):
+        return value
+    return ast.Name(f"{_LOST}{node.id}", ast.Load()) if isinstance(node, ast.Name) and node.id in own else None

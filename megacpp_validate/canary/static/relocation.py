@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from difflib import SequenceMatcher
+from operator import itemgetter
 
 import griffe
 
@@ -38,27 +40,23 @@ def renamed_to(old: Release, new: Release, symbol: Symbol) -> str:
         return ""
     known = set(before.members) if before is not None else set()
     was = old.lookup(symbol.module, symbol.name)
-    best, best_score = "", 0.0
+    scores = []
     for name in holder.members:
         if name in known or name.startswith("_"):
             continue
         found = new.lookup(symbol.module, name)
         if not isinstance(found, Found) or isinstance(found.obj, griffe.Module | griffe.Attribute):
             continue
-        score = name_likeness(symbol.name, name)
-        if isinstance(was, Found):
-            score += 0.3 * _alike(was.obj, found.obj)
-        if score > best_score:
-            best, best_score = name, score
-    return f"{symbol.module}.{best}" if best_score >= _LIKELY else ""
+        alike = _alike(was.obj, found.obj) if isinstance(was, Found) else 0.0
+        scores.append((name_likeness(symbol.name, name) + 0.3 * alike, f"{symbol.module}.{name}"))
+    return _likeliest(scores)
 
 
 def likely_member(obj: griffe.Object | None, name: str, before: griffe.Object | None) -> str:
     """The member of `obj` that most likely took the place of `name`; empty if none is likely."""
     known = set(before.parent.members) if before is not None and before.parent is not None else set()
     names = [n for n in (obj.members if obj is not None else {}) if n not in known and not n.startswith("__")]
-    best = max(names, key=lambda n: name_likeness(name, n), default="")
-    return best if best and name_likeness(name, best) >= 0.6 else ""
+    return _likeliest((name_likeness(name, one), one) for one in names)
 
 
 def _alike(one: griffe.Object, other: griffe.Object) -> float:
@@ -76,7 +74,7 @@ def likely_rename(gone: Parameter, old: Signature, new: Signature) -> str:
     """The parameter of `new` that `gone` of `old` most likely became; empty if none is likely."""
     before = {p.name for p in old.parameters}
     index = _index(old, gone.name)
-    best, best_score = "", 0.0
+    scores = []
     for candidate in new.parameters:
         if candidate.name in before or new.named(candidate.name) is None:
             continue
@@ -84,9 +82,14 @@ def likely_rename(gone: Parameter, old: Signature, new: Signature) -> str:
         score += 0.25 * (bool(gone.annotation) and candidate.annotation == gone.annotation)
         score += 0.25 * (_index(new, candidate.name) == index)
         score += 0.1 * (candidate.default == gone.default)
-        if score > best_score:
-            best, best_score = candidate.name, score
-    return best if best_score >= 0.6 else ""
+        scores.append((score, candidate.name))
+    return _likeliest(scores)
+
+
+def _likeliest(scores: Iterable[tuple[float, str]]) -> str:
+    """The first name with the highest score; empty where none is likely."""
+    score, name = max(scores, key=itemgetter(0), default=(0.0, ""))
+    return name if score >= _LIKELY else ""
 
 
 def name_likeness(one: str, other: str) -> float:

@@ -185,28 +185,22 @@ def made_by(release: Release, shape: Shape) -> Signature | None:
 
 def is_context_manager(release: Release, shape: Shape) -> bool | None:
     """Whether `with` takes the value; None where that cannot be known."""
-    if shape.what == "plain":
-        return False
-    if shape.what == "instance" and isinstance(shape.obj, griffe.Class):
-        if _method(release, shape.obj, "__enter__") and _method(release, shape.obj, "__exit__"):
-            return True
-        return False if release.bases(shape.obj)[1] else None
-    if shape.what == "value" and isinstance(shape.obj, griffe.Function):  # what a generator context manager gives
-        return True if is_generator_context(shape.obj) else None
-    return None
+    return False if shape.what == "plain" else _has_methods(release, shape, "__enter__", "__exit__")
 
 
 def is_decorator(release: Release, shape: Shape) -> bool | None:
     """Whether the value can stand after `@`; None where that cannot be known."""
-    if shape.what == "value" and isinstance(shape.obj, griffe.Function):
-        return True if is_generator_context(shape.obj) else None  # contextlib makes those decorators too
+    return True if shape.what in {"function", "class"} else _has_methods(release, shape, "__call__")
+
+
+def _has_methods(release: Release, shape: Shape, *names: str) -> bool | None:
+    """Whether an instance has methods; what a generator context manager gives can be entered and decorates."""
     if shape.what == "instance" and isinstance(shape.obj, griffe.Class):
-        if _method(release, shape.obj, "__call__"):
+        if all(_method(release, shape.obj, name) for name in names):
             return True
         return False if release.bases(shape.obj)[1] else None
-    if shape.what in {"function", "class"}:
-        return True
-    return None
+    is_generated = shape.what == "value" and isinstance(shape.obj, griffe.Function) and is_generator_context(shape.obj)
+    return True if is_generated else None
 
 
 def is_generator_context(function: griffe.Function) -> bool:
@@ -245,8 +239,8 @@ def _called(release: Release, shape: Shape) -> Shape:
             if is_generator_context(function):
                 return Shape("value", function)
             node = release.node_of(function)
-            plain = not function.decorators and (bodies.yields(node) or bodies.returns_literals(node))
-            return Shape("plain", function) if plain else UNKNOWN_SHAPE
+            is_plain = not function.decorators and (bodies.returns_literals(node) or (node and bodies.yields(node)))
+            return Shape("plain", function) if is_plain else UNKNOWN_SHAPE
     return UNKNOWN_SHAPE
 
 
@@ -300,7 +294,7 @@ def _member_of_class(release: Release, shape: Shape, holder: griffe.Class, name:
             return _held(release, member)
     nodes = [release.node_of(cls) for cls in (holder, *bases)]
     if any(texts_naming(node, name) for node in nodes):
-        return Shape("value", holder, maybe=not any(surely_names(node, name) for node in nodes))
+        return Shape("value", holder, maybe=not any(node and name in _registered_in(node) for node in nodes))
     if "__getattr__" in {m for cls in (holder, *bases) for m in cls.members}:
         return UNKNOWN_SHAPE
     return Shape("missing", holder, maybe=not complete)
@@ -324,15 +318,6 @@ def _classes_below(release: Release, holder: griffe.Class) -> list[griffe.Class]
                 for base in release.bases(cls)[0]:
                     known.setdefault(base.path, []).append(cls)
     return known.get(holder.path, [])
-
-
-def ways_to_name(release: Release, shape: Shape, name: str) -> set[str]:
-    """Texts in the code of a class and its bases that may name an attribute when they are run."""
-    holder = shape.obj if isinstance(shape.obj, griffe.Class) else getattr(shape.obj, "parent", None)
-    if not isinstance(holder, griffe.Class):
-        return set()
-    lineage = (holder, *release.bases(holder)[0])
-    return set().union(*(texts_naming(release.node_of(cls), name) for cls in lineage))
 
 
 def _has_no_members(obj: griffe.Object | None) -> bool:
@@ -405,37 +390,22 @@ def _above(release: Release, function: griffe.Function, lineage: Sequence[griffe
     return None
 
 
-def enum_values(one: griffe.Object | None, other: griffe.Object | None) -> tuple[str, str] | None:
-    """The values of an enumeration's member in two releases, where they differ."""
-    if not isinstance(one, griffe.Attribute) or not isinstance(other, griffe.Attribute):
-        return None
-    if not is_enumeration(other.parent):
-        return None
-    values = _member_value(one), _member_value(other)
-    return None if values[0] == values[1] or "auto" in values[0] + values[1] else values
-
-
-def _member_value(member: griffe.Attribute) -> str:
-    """The value of an enumeration's member, that of the other one where it is an alias."""
-    holder = member.parent
-    aliased = holder.members.get(str(member.value)) if isinstance(holder, griffe.Class) else None
-    value = aliased.value if isinstance(aliased, griffe.Attribute) else member.value
-    return " ".join(str(value).split())
-
-
 def is_enumeration(holder: object) -> bool:
     """Whether a class is an enumeration."""
     return isinstance(holder, griffe.Class) and any(str(base).endswith(("Enum", "Flag")) for base in holder.bases)
 
 
-def surely_names(node: ast.AST | None, name: str) -> bool:
-    """Whether a class registers an attribute under this very name: `register_parameter("weight", ...)`."""
-    for found in walk(node) if node is not None else ():
+@once_per_node
+def _registered_in(node: ast.AST) -> set[object]:
+    """Attributes that a class registers under their very names: `register_parameter("weight", ...)`."""
+    names: set[object] = set()
+    for found in walk(node):
         match found:
-            case ast.Call(func=ast.Attribute(attr="register_parameter" | "register_buffer"), args=[first, *_]):
-                if isinstance(first, ast.Constant) and first.value == name:
-                    return True
-    return False
+            case ast.Call(
+                func=ast.Attribute(attr="register_parameter" | "register_buffer"), args=[ast.Constant(value=name), *_]
+            ):
+                names.add(name)
+    return names
 
 
 def texts_naming(node: ast.AST | None, name: str) -> set[str]:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from ...evidence.values import SourceLine
+from .syntax_nodes import parameters_of
 
 RESULT = "()"  # a step in `Use.path`: the value that a call gives
 ELEMENT = "[]"  # a step in `Use.path`: what a container holds under a key that is a text
@@ -131,10 +132,12 @@ class Surface:
     entry: SourceLine
 
 
-_NEVER_NONE = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str", "tuple", "Callable", "Sequence"})
+_NEVER_NONE = frozenset(
+    {"bool", "bytes", "dict", "float", "int", "list", "str", "tuple", "Callable", "Sequence", "Tensor"}
+)
 
 _WRITTEN_OUT: Final[dict[type[ast.expr], str]] = {ast.Dict: "dict", ast.List: "list", ast.JoinedStr: "str"}
-_MADE: Final = {name: name for name in ("list", "tuple", "dict", "int", "float", "str")} | {"len": "int"}
+_MADE: Final = {name: name for name in ("list", "tuple", "dict", "int", "float", "str", "Tensor")} | {"len": "int"}
 _TENSOR_METHODS = frozenset({"contiguous", "float", "permute", "reshape", "to", "transpose", "unsqueeze", "view"})
 
 
@@ -172,17 +175,17 @@ def parameter_facts(arguments: ast.arguments, kinds: Mapping[str, ast.expr]) -> 
         arguments: of the function.
         kinds: those that its module has a name for.
     """
-    places = [*arguments.posonlyargs, *arguments.args]
-    defaults: list[tuple[ast.arg, ast.expr | None]] = [
-        *zip(reversed(places), reversed(arguments.defaults), strict=False)
-    ]
-    defaults += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    usual = {a.arg: (d.value,) for a, d in defaults if isinstance(d, ast.Constant)}
-    every = [*places, *arguments.kwonlyargs]
-    return {a.arg: replace(_annotated(a.annotation, kinds), usual=usual.get(a.arg, ())) for a in every}
+    return {
+        a.arg: Argument(usual=(None,))  # whatever is said: `x: Tensor = None`
+        if isinstance(d, ast.Constant) and d.value is None and _annotated(a.annotation, kinds).never_none
+        else replace(_annotated(a.annotation, kinds), usual=(d.value,) if isinstance(d, ast.Constant) else ())
+        for a, d in parameters_of(arguments)
+    }
 
 
 def _annotated(node: ast.expr | None, kinds: Mapping[str, ast.expr]) -> Argument:
+    if isinstance(node, ast.Attribute):  # `torch.Tensor`
+        node = ast.Name(node.attr)
     if isinstance(node, ast.Name):
         node = kinds.get(node.id, node)
     match node:

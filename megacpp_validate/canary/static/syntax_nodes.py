@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
@@ -73,6 +74,38 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
     for one in waiting:
         yield one
         waiting += children(one)
+
+
+def substituted(node: N, instead: Callable[[ast.expr], ast.expr | None]) -> N:
+    """A tree with other expressions in the place of some; it shares every node below which nothing is replaced.
+
+    Args:
+        node: the tree, which stays as it is.
+        instead: what to put in the place of an expression; None to look below it.
+    """
+    if isinstance(node, ast.expr) and (other := instead(node)) is not None:
+        return ast.copy_location(copy.copy(other), node)  # type: ignore[return-value]
+    changed: dict[str, Any] = {}
+    for field in _FIELDS[type(node)]:
+        value = made = getattr(node, field, None)
+        if isinstance(value, ast.AST):
+            made = substituted(value, instead)
+        elif isinstance(value, list):
+            made = [substituted(one, instead) if isinstance(one, ast.AST) else one for one in value]
+        if made != value:  # nodes are equal to themselves alone
+            changed[field] = made
+    if changed:
+        node = copy.copy(node)
+        vars(node).update(changed)
+    return node
+
+
+def parameters_of(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr | None]]:
+    """Parameters with their defaults, `*args` and `**kwargs` left out."""
+    places = [*arguments.posonlyargs, *arguments.args]
+    defaults = [*[None] * (len(places) - len(arguments.defaults)), *arguments.defaults]
+    pairs = zip((*places, *arguments.kwonlyargs), (*defaults, *arguments.kw_defaults), strict=True)
+    return list(pairs)
 
 
 def statements_in(node: ast.AST) -> Iterator[ast.stmt]:

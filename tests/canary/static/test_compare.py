@@ -39,9 +39,27 @@ NAMES = [
     Case("class-became-a-factory", SCOPED, "class _M:\n    @classmethod\n    def on(cls): ...\ndef M(): return _M()", "te.M.require().on()", {"user attribute-removed on breaking"}),
     Case("enum-became-a-literal", "import enum\nclass F(enum.Enum):\n    A = 1", "from typing import Literal\nF = Literal['A']", "te.F.require().A", {"user attribute-removed A breaking"}),
     Case("enum-alias", "import enum\nclass F(enum.Enum):\n    A = 1", "import enum\nclass F(enum.Enum):\n    B = 1\n    A = B", "te.F.require().A", set()),
-    Case("registered-name-left-to-an-f-string", "class L:\n    def __init__(self):\n        self.register_parameter('norm_weight', 1)\n        for n in self.names: self.add(f'{n}_weight')", "class L:\n    def __init__(self):\n        self.register_parameter('norm_gamma', 1)\n        for n in self.names: self.add(f'{n}_weight')", "layer = te.L.require()()\nlayer.norm_weight", {"user attribute-removed norm_weight breaking"}),
 ]  # fmt: skip
 
+HELPER = "import torch\nclass Q: ...\ndef is_custom(x):\n    if x is None or isinstance(x, torch.Tensor):\n        return False\n    if not isinstance(x, (Q,)): raise AssertionError('x')\n    return True\n"
+PLAIN_LAYER = (
+    "class Q: ...\nclass L:\n    def __init__(self, size, fused=False, **kw): ...\n    def forward(self, x): ...\n"
+)
+FUSED_LAYER = """import warnings
+class Q: ...
+def resolve(fused, split):
+    if not (fused or split):
+        return fused, split
+    return True, True
+class L:
+    def __init__(self, size, fused=False, split=False, **kw):
+        fused, split = resolve(fused, split)
+        self.fused = fused
+        if size > 1 and self.fused:
+            warnings.warn("slow")
+    def forward(self, x):
+        if self.fused and x > 1: raise ValueError("x")
+"""
 GUARDS = [
     Case("type-that-we-pass", "def f(x, rows): ...", "import torch\ndef f(x, rows):\n    if not isinstance(rows, torch.Tensor): raise TypeError('rows')", "te.f.require()(1, list(range(3)))", {"user guard-added rows breaking"}),
     Case("type-that-is-taken", "def f(x, rows): ...", "def f(x, rows):\n    if not isinstance(rows, (list, tuple)): raise TypeError('rows')", "te.f.require()(1, list(range(3)))", set()),
@@ -51,6 +69,18 @@ GUARDS = [
     Case("named-on-the-way", "def f(x, kind): ...", "def f(x, kind):\n    if (k := kind) not in ('a', 'b'): raise ValueError(k)", "te.f.require()(1, 'b')", set()),
     Case("within-bounds", "def f(x, p): ...", "def f(x, p):\n    if not 0.0 <= p < 1.0: raise ValueError('p')", "te.f.require()(1, 0.0)", set()),
     Case("out-of-bounds", "def f(x, p): ...", "def f(x, p):\n    if not 0.0 < p < 1.0: raise ValueError('p')", "te.f.require()(1, 0.0)", {"user guard-added p breaking"}),
+    # DotProductAttention.forward of 2.20.2: query_layer may be left out beside a packed qkv_layer
+    Case("none-that-the-old-release-refused", "def f(x, y=1): ...", "def f(x=None, y=1, packed=None):\n    if packed is None:\n        if x is None or y is None: raise ValueError('x')", "def g(x):\n    te.f.require()(x)", set()),
+    Case("none-that-the-old-release-took", "def f(x: int | None, y=1): ...", "def f(x=None, y=1):\n    if x is None: raise ValueError('x')", "def g(x):\n    te.f.require()(x)", {"user guard-added x risk"}),
+    # is_custom() of tensor/utils.py returns for a tensor before it raises
+    Case("early-return-of-a-helper", "def f(x): ...", HELPER + "def f(x): return is_custom(x)", "import torch\ndef g(x: torch.Tensor):\n    te.f.require()(x)", set()),
+    Case("early-return-that-may-not-be-taken", "def f(x): ...", HELPER + "def f(x): return is_custom(x)", "import torch\ndef g(x: torch.Tensor = None, y=1):\n    te.f.require()(x)", {"user guard-added x risk"}),
+    Case("of-what-the-object-itself-has", "class L:\n    def forward(self, x): ...", HELPER + "class L:\n    def forward(self, x):\n        q = self.quantizer()\n        return is_custom(q)", "def g(layer, x):\n    te.L.require().forward(layer, x)", set()),
+    # GroupedLinear(single_grouped_weight=False) of 2.20.2
+    Case("field-of-an-argument-that-nobody-passes", PLAIN_LAYER, FUSED_LAYER, "def g(n, x):\n    layer = te.L.require()(n)\n    return layer(x)", set()),
+    Case("field-of-an-argument-that-is-passed", PLAIN_LAYER, FUSED_LAYER, "def g(n, x, fused):\n    layer = te.L.require()(n, fused=fused)\n    return layer(x)", {"user guard-added x risk", "user warning-added fused, size risk"}),
+    Case("field-of-an-argument-that-may-be-passed", PLAIN_LAYER, FUSED_LAYER, "def g(n, x, rest):\n    layer = te.L.require()(n, **rest)\n    return layer(x)", {"user guard-added x risk"}),
+    Case("field-that-another-method-sets", PLAIN_LAYER, FUSED_LAYER + "    def fuse(self): self.fused = True\n", "def g(n, x):\n    layer = te.L.require()(n)\n    return layer(x)", {"user guard-added x risk"}),
     Case("last-raise", "def f(x, kind):\n    if kind == 'a': return 1\n    if kind == 'b': return 2\n    raise ValueError('kind')", "def f(x, kind):\n    if kind == 'a': return 1\n    if kind == 'c': return 2\n    raise ValueError('kind')", "te.f.require()(1, 'b')", {"user guard-added breaking"}),
 ]  # fmt: skip
 
@@ -81,9 +111,6 @@ ROUNDABOUT = [
     Case("held-by-a-class", MANAGER.format("amax"), MANAGER.format("amaxes"), "def f():\n    m = te.Manager.require()\n    return getattr(m.state, 'amax')", {"user attribute-removed amax breaking"}),
     Case("checked-on-entry-now-at-once", CHECKED_CLASS, CHECKED_FUNCTION, ENTERS_MODE, set()),
     Case("checked-on-entry", CHECKED_CLASS.replace("check(self._mode)", "pass"), CHECKED_CLASS, ENTERS_MODE, {"user guard-added mode risk"}),
-    Case("enumeration-of-other-values", "from enum import Enum\nclass F(Enum):\n    A = 1", "from enum import Enum\nclass F(Enum):\n    A = 2", "x = te.F.require().A", {"user return-changed risk"}),
-    Case("enumeration-of-other-classes", "from enum import Enum\nclass V:\n    x = 1\nclass F(Enum):\n    A = V(1)", "from enum import Enum\nclass V:\n    x = 1\nclass F(Enum):\n    A = V(2)", "x = te.F.require().A", {"user return-changed risk"}),
-    Case("enumeration-with-one-more", "from enum import Enum\nclass F(Enum):\n    A = 1", "from enum import Enum\nclass F(Enum):\n    B = 0\n    A = 1", "x = te.F.require().A", set()),
 ]  # fmt: skip
 
 APPLIED = (

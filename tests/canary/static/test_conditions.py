@@ -63,7 +63,27 @@ def test_a_guard_about_a_class_that_is_new_is_not_said(tmp_path: Path) -> None:
     assert not compare(tmp_path, old, new, "def use(x):\n    te.f.require()(x)").findings
 
 
+PRINTED = [
+    (
+        "if x == 1:\n        if mode == 'a' or mode == 'c':\n            raise ValueError",
+        "x == 1 and (mode == 'a' or mode == 'c')",
+    ),
+    ("if mode == 'a' or x == 1:\n        raise ValueError", "mode == 'a' or x == 1"),
+    ("if x == 1:\n        assert mode != 'a' or x == 2", "x == 1 and not (mode != 'a' or x == 2)"),
+    ("if x == 1:\n        if (x if x else mode):\n            raise ValueError", "x == 1 and (x if x else mode)"),
+]
+
+
+@pytest.mark.parametrize(("head", "condition"), PRINTED)
+def test_a_condition_is_printed_with_the_parentheses_that_it_needs(head: str, condition: str, tmp_path: Path) -> None:
+    new = f"def f(x, mode=None):\n    {head}\n    return x\n"
+    bridge = "def use(x, text):\n    te.f.require()(x, mode=text)"
+    (finding,) = compare(tmp_path, "def f(x, mode=None):\n    return x\n", new, bridge).findings
+    assert finding.new.partition(" if ")[2] == condition
+
+
 X = {"x": Argument((3,), never_none=True)}
+TENSOR = Argument(never_none=True, type_name="Tensor")
 TRUTHS = [
     ("x == 3", X, True),
     ("x == 4", X, False),
@@ -88,6 +108,11 @@ TRUTHS = [
     ("isinstance(x, int)", X, True),
     ("isinstance(x, (str, bytes))", X, False),
     ("isinstance(x, torch.Tensor)", {"x": UNKNOWN}, None),
+    ("isinstance(x, torch.Tensor)", {"x": TENSOR}, True),
+    ("isinstance(x, (list, tuple))", {"x": TENSOR}, False),
+    ("isinstance(x, torch.nn.Parameter)", {"x": TENSOR}, None),
+    ("isinstance(x, QuantizedTensor)", {"x": TENSOR}, None),
+    ("x is None", {"x": TENSOR}, False),
     ("1 < x < 4", X, True),
     ("0.0 <= x < 3", X, False),
     ("not (x == 3 and not y)", X, None),

@@ -29,8 +29,6 @@ ASKED: dict[str, tuple[Sources, set[tuple[str, str, str]]]] = {
     "within-a-function-that-has-returned": ("def f():\n    if done():\n        return\n    import einops\nf()", set()),
     "optional": ("try:\n    import einops\nexcept ImportError:\n    einops = None", set()),
     "optional-among-others": ("try:\n    import einops\nexcept (ValueError, ModuleNotFoundError):\n    einops = None", set()),
-    "suppressed": ("with contextlib.suppress(ImportError):\n    import einops", set()),
-    "something-else-suppressed": ("with contextlib.suppress(ValueError):\n    import einops", {("library", "einops", "")}),
     "caught-as-something-else": ("try:\n    import einops\nexcept ValueError:\n    pass", {("library", "einops", "")}),
     "only-for-types": ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import einops", set()),
     "when-run": ("if __name__ == '__main__':\n    import einops", set()),

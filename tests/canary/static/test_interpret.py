@@ -336,6 +336,26 @@ def test_a_name_that_is_new_is_said_to_be(tmp_path: Path) -> None:
     )
 
 
+LOADS = "def load(model, state):\n    model.load_state_dict(state)\n"
+STATES = {
+    "of-its-own-layers": {"a.py": f"{HEAD}te.Layer(8)  # fp8\n{LOADS}"},
+    "of-layers-of-another-file": {"a.py": f"import b\nSIZES = {{'transformer_engine': 1}}\n{LOADS}", "b.py": f"{HEAD}te.Layer(8)  # fp8"},
+    "beside-the-file": {"x/a.py": f"from b import make\nSIZES = {{'transformer_engine': 1}}\n{LOADS}", "x/b.py": f"{HEAD}te.Layer(8)  # fp8", "y/b.py": ""},
+    "of-another-library": {"a.py": f"import transformers\nSIZES = {{'transformer_engine': 1}}\n{LOADS}", "b.py": f"{HEAD}te.Layer(8)  # fp8"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_is_loaded_where_layers_can_be(name: str, tmp_path: Path) -> None:
+    base = "class TransformerEngineBaseModule:\n    def set_extra_state(self, state):\n        {}\n"
+    old, new = (
+        {"pytorch/__init__.py": LAYER, "pytorch/module/__init__.py": "", "pytorch/module/base.py": base.format(body)}
+        for body in ("return", "if isinstance(state, int): raise RuntimeError")
+    )
+    found = [(one.member, one.impact) for one in compare_source(tmp_path, old, new, STATES[name]).findings]
+    assert found == ([] if name == "of-another-library" else [("set_extra_state", "risk")])
+
+
 def test_rows_come_after_those_that_they_import(tmp_path: Path) -> None:
     files = {
         "a.py": "from z import make\n" + HEAD + "te.Layer(8)",
