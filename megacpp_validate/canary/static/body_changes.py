@@ -76,7 +76,7 @@ def _default_meanings(
     one, other = bodies.default_meanings(before[1]), bodies.default_meanings(after[1])
     taken = {name for name, argument in given.items() if argument.usual != (None,)}  # None is for the default again
     for name in sorted(set(one) & set(other) - taken):
-        if one[name] != other[name]:
+        if one[name] != other[name] and not _widened(one[name], other[name]):
             yield _meaning(name, one[name], other[name])
     for had in before[0].parameters:
         dotted = str(had.default)
@@ -86,6 +86,15 @@ def _default_meanings(
             first, second = (f"{dotted} = {ast.unparse(value)}" if value is not None else "" for value in values)
             if first and second and first != second:
                 yield _meaning(had.name, first, second)
+
+
+def _widened(old: str, new: str) -> bool:
+    """Whether a new expression is the old one with a case added: `x` became `x if ... else y`."""
+    for node in walk(ast.parse(new)):
+        for branch in (node.body, node.orelse) if isinstance(node, ast.IfExp) else ():
+            if ast.unparse(ast.parse(new.replace(ast.unparse(node), ast.unparse(branch)))) == old:
+                return True
+    return False
 
 
 def _meaning(name: str, old: str, new: str) -> Change:

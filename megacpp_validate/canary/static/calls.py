@@ -155,13 +155,12 @@ class Calls(Expressions):
         """Note that a state is loaded: of any module, the layers of Transformer Engine in it load theirs.
 
         Which layers those are is decided where the code runs (a loop over modules, a model of another file). A call
-        counts in a file that can have such layers, where nothing shows that it is about something else, and
-        `load_state_dict` only where the code names FP8: without FP8 the state of a layer is empty.
+        counts where nothing shows that it is about something else, and `load_state_dict` only in a file that can have
+        such layers, and where the code names FP8: without FP8 the state of a layer is empty.
         """
         owner = ast.unparse(func.value).lower()
         is_module = not any(word in owner for word in _NO_MODULES) and called <= {Unknown, External, Vendor}
-        has_state = func.attr == "set_extra_state" or self.project.names_fp8
-        if is_module and not self._quiet and has_state and self.project.has_layers(names.file):
+        if is_module and not self._quiet and (func.attr == "set_extra_state" or self.project.loads_fp8(names.file)):
             use = self._use(_LAYER_STATE, UseKind.CALL, node, names)
             self._keep_use(replace(use, positionals=(UNKNOWN,)), func)
 

@@ -318,11 +318,7 @@ def kept_fields(release: Release, function: griffe.Function, passed: Iterable[st
     if not isinstance(node, ast.FunctionDef):
         return {}
     known = known_inside(node, dict.fromkeys(passed, UNKNOWN), called=callees(release, function, node))
-    holder = release.node_of(function.parent) if isinstance(function.parent, griffe.Class) else None
-    nodes = (n for method in getattr(holder, "body", ()) if method is not node for n in walk(method))
-    changed = {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
-    kept = {field: name for field, name in stored_fields(node).items() if field not in changed}
-    return {field: known[name] for field, name in kept.items() if name in known}
+    return {field: known[name] for field, name in stored_fields(node).items() if name in known}
 
 
 def known_inside(

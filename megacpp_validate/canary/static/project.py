@@ -107,19 +107,21 @@ class Project:
         """Whether a file names Transformer Engine outside of comments."""
         return _USED.search(self._text(file)) is not None
 
-    def has_layers(self, file: SourceFile) -> bool:
-        """Whether a file can have layers of Transformer Engine: it imports the package, or a file that does."""
+    def loads_fp8(self, file: SourceFile) -> bool:
+        """Whether a file can load the FP8 state of layers of Transformer Engine.
+
+        The project names FP8, and the file imports the package, or a file that does, or sets the states of layers.
+        """
         named = self._imported(file)
-        beside = (f"{file.module.rpartition('.')[0]}.{name}" for name in named)  # a script's own folder comes first
-        taken = (found for name in (*beside, *named) if (found := self.find(name)) and self.mentions(found))
-        every = named.union(*map(self._imported, taken))
-        return any(name.partition(".")[0] == PACKAGE for name in every)
+        places = (*named, *(f"{file.module.rpartition('.')[0]}.{name}" for name in named))  # a script's own folder, too
+        taken = (found for name in places if (found := self.find(name)) and self.mentions(found))
+        is_near = any(name.partition(".")[0] == PACKAGE for name in named.union(*map(self._imported, taken)))
+        return self.names_fp8 and (is_near or ".set_extra_state(" in self._text(file))
 
     def _imported(self, file: SourceFile) -> set[str]:
         """Modules that a file imports anywhere, and what it takes from them, by their dotted names."""
         named: set[str] = set()
-        tree = self.tree(file)
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in ast.walk(self.tree(file) or ast.Module([], [])):
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):

@@ -80,7 +80,6 @@ GUARDS = [
     Case("field-of-an-argument-that-nobody-passes", PLAIN_LAYER, FUSED_LAYER, "def g(n, x):\n    layer = te.L.require()(n)\n    return layer(x)", set()),
     Case("field-of-an-argument-that-is-passed", PLAIN_LAYER, FUSED_LAYER, "def g(n, x, fused):\n    layer = te.L.require()(n, fused=fused)\n    return layer(x)", {"user guard-added x risk", "user warning-added fused, size risk"}),
     Case("field-of-an-argument-that-may-be-passed", PLAIN_LAYER, FUSED_LAYER, "def g(n, x, rest):\n    layer = te.L.require()(n, **rest)\n    return layer(x)", {"user guard-added x risk"}),
-    Case("field-that-another-method-sets", PLAIN_LAYER, FUSED_LAYER + "    def fuse(self): self.fused = True\n", "def g(n, x):\n    layer = te.L.require()(n)\n    return layer(x)", {"user guard-added x risk"}),
     Case("last-raise", "def f(x, kind):\n    if kind == 'a': return 1\n    if kind == 'b': return 2\n    raise ValueError('kind')", "def f(x, kind):\n    if kind == 'a': return 1\n    if kind == 'c': return 2\n    raise ValueError('kind')", "te.f.require()(1, 'b')", {"user guard-added breaking"}),
 ]  # fmt: skip
 
