@@ -25,7 +25,7 @@ from ..environments.fleet import Event, Room, plan_jobs, share_cores
 from ..environments.host_session import SupportGrid, build_support
 from ..environments.interpreter import own_interpreter, read_facts
 from ..environments.plan import RunOptions, choose_canary_probes, choose_names, choose_target, find_target, why_not_here
-from ..errors import Exit, NoEnvironment, NothingSelected, WrongArguments, exit_for, writing_to
+from ..errors import EvidenceMissing, Exit, NoEnvironment, NothingSelected, WrongArguments, exit_for, writing_to
 from ..evidence.receipt import Receipt
 from ..evidence.store import cell_of, read_receipts
 from ..evidence.values import Result
@@ -145,13 +145,14 @@ class Progress:
     note: Callable[[str], None] = lambda _: None
 
 
-def plan_canary(options: CanaryOptions) -> CanaryPlan:
+def plan_canary(catalog: Catalog, options: CanaryOptions) -> CanaryPlan:
     """Read what the options select; nothing has run when they contradict each other.
 
     Raises:
-        WrongArguments: they do, or a release is given twice.
+        WrongArguments: they do, a release is given twice, or there is no such probe.
         NothingSelected: no tier, or no two releases.
     """
+    choose_canary_probes(catalog, options.probes)
     stacks = options.every_installed or bool(options.environments)
     alone = options.every_pair or options.listing
     tiers = (options.tiers if options.tiers is not None else "gpu" if stacks else "static").replace(",", " ").split()
@@ -210,6 +211,7 @@ def compare_pairs(catalog: Catalog, releases: Sequence[str], options: CanaryOpti
         WrongArguments: an unknown release or component, or a tree that uses nothing of Transformer Engine.
         NothingSelected: there is no newer release than the pin.
         NoEnvironment: the sources of a release cannot be had.
+        EvidenceMissing: no file uses Transformer Engine, and one cannot be read.
     """
     sources = open_sources("static")
     from .requirements import Requirements
@@ -225,6 +227,9 @@ def compare_pairs(catalog: Catalog, releases: Sequence[str], options: CanaryOpti
                 "releases, or --all."
             )
     source = read_chosen(choose_roots(options.source, Path.cwd()), catalog)
+    if not any(map(source.project.uses, source.project.using)) and (unread := source.project.unreadable):
+        why = "".join(f"\n  {file}: {fault}" for file, fault in unread.items())
+        raise EvidenceMissing(f"Unreadable, and no other file uses Transformer Engine:{why}\nNext step: correct them.")
     return tuple(
         run_pair(*read_pair(sources, old, new), source, tool=TOOL, verbose=options.verbose, requirements=needs)
         for old, new in pairwise(releases)
@@ -391,7 +396,6 @@ def _run_on_device(
     catalog: Catalog, options: CanaryOptions, releases: Sequence[str], progress: Progress
 ) -> dict[str, Any]:
     """Run the cells of every stack; returns what the gpu tier adds to the result."""
-    # A typing error is reported before anything is made.
     selected = [row.id for row in choose_canary_probes(catalog, options.probes)]
     named = [host_stacks.read_spec(text) for text in options.environments]
     processes = Processes()

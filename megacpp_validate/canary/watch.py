@@ -75,7 +75,7 @@ def run_watch(
         source = (PACKAGE_ROOT / "bridge",)  # else a project in the current folder is judged
         options = CanaryOptions((pinned, release), source, tiers=TIERS, matrix=matrix)
         try:
-            result = run_upgrade(catalog, plan_canary(options), options, progress)
+            result = run_upgrade(catalog, plan_canary(catalog, options), options, progress)
         except ToolError as fault:
             failed[release] = str(fault)
             continue

@@ -245,8 +245,10 @@ def main() -> None:
         app(prog_name="megacpp-validate")
     except ToolError as fault:
         _refuse(str(fault), fault.exit)
-    except KeyboardInterrupt:
-        _refuse("interrupted", Exit.INTERRUPTED)
+    except (KeyboardInterrupt, SystemExit) as ended:
+        if isinstance(ended, SystemExit) and ended.code != Exit.INTERRUPTED:  # typer exits with 130 on an interrupt
+            raise
+        _refuse("interrupted; what has a receipt is kept", Exit.INTERRUPTED)
     except Exception as fault:
         _refuse(_explain(fault), Exit.INFRASTRUCTURE)
 

@@ -73,7 +73,7 @@ def _judge(context: Context, options: CanaryOptions) -> Answer | str:
     """The result of the mode that the options select, with its description."""
     from ..canary import upgrade
 
-    catalog, plan = context.catalog, upgrade.plan_canary(options)
+    catalog, plan = context.catalog, upgrade.plan_canary(context.catalog, options)
     if options.listing:
         return "\n".join(upgrade.open_sources("static").versions())
     if options.every_pair:

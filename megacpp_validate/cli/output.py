@@ -67,7 +67,7 @@ def write_text(text: str, output: Path | None) -> None:
         WrongArguments: the file cannot be written.
     """
     if output is None and sys.stdout is None:
-        raise _explain(None, OSError(errno.EBADF, "standard output is closed"))
+        raise InfrastructureFailed("standard output is closed, so nobody reads the result. Next step: give --output.")
     try:
         if output is None:
             print(text.removesuffix("\n"), flush=True)  # noqa: T201 - this is where results go

@@ -23,7 +23,8 @@ def report(
 ) -> Result:
     """Write receipts as pages over releases, targets and runs. Open index.html in the folder that it names.
 
-    Exit code 0: the pages are written; they judge nothing, release-gate does.
+    Exit code 0: the pages are written; they judge nothing, release-gate does. 3: no receipt. 4: the pages are written,
+    and a file cannot be read.
     """
     from datetime import UTC, datetime
 

@@ -190,7 +190,7 @@ def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], releases: I
         fits += [*_judge_release(stack, te, [Version(release) for release in releases]), *_judge_torch(stack)]
     order = list(FitVerdict)
     parts = tuple(sorted(stack.parts.values(), key=lambda part: part.name))
-    ordered = tuple(sorted(fits, key=lambda fit: (order.index(fit.verdict), fit.component)))
+    ordered = tuple(sorted(fits, key=lambda fit: (order.index(fit.verdict), fit.need != "release", fit.component)))
     return StackFit(name=stack.name, te=stack.te, parts=parts, fits=ordered)
 
 
@@ -271,8 +271,8 @@ def _judge_release(stack: Stack, te: Version, releases: list[Version]) -> Iterat
         part = Part(name="transformer-engine", version=str(te), brought_by=_ASKED)
         yield _compare(
             replace(stack, parts={part.name: part}), "release", part.name, f">={first},<={last}",
-            "the rows were made from those releases; the needs of another release are unknown",
-            f"`nox -s te_canary -- {last} {te.public}`, then a row in matrix/needs.toml for what it needs",
+            f"the matrix has no release {te.public}, and the index may have none: its needs are unknown",
+            f"if `nox -s te_canary -- --list` shows it, compare it with {last}, then add rows to matrix/needs.toml",
             "matrix/stacks.toml", verdict=FitVerdict.UNKNOWN,
         )  # fmt: skip
 

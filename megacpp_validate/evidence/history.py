@@ -90,7 +90,7 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
         listed = "".join(f"\n  {path}: {why}" for path, why in list(unreadable.items())[:5])
         raise NothingSelected(
             f"{folder} has {receipts} receipts, {len(rows) - receipts} unreadable files, and no cell that was selected."
-            f"{listed} Likely cause: another folder, or another name. Next step: leave --cell out, which lists all."
+            f"{listed} Next step: {'leave --cell out, which lists all' if patterns else 'give a folder of receipts'}."
         )
     return HistoryResult(
         store=str(folder), asked=tuple(patterns or ()), cells=cells, receipts=receipts,

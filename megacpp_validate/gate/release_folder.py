@@ -24,10 +24,6 @@ from .release import GateContext, GateDecision, SignedFolder, decide_release
 from .rules import OLDEST, UNKNOWN, Baseline, GateOptions
 
 _CODE: Final = re.compile(rf"[0-9a-f]{{12,64}}|{UNKNOWN}")
-_NO_SIGNERS: Final = (
-    "a signature is required, and --signers is missing. Next step: name who may sign, or give --unsigned, which the "
-    "decision shows"
-)
 RUN_LOCK: Final = ".lock"  # that a run holds in the folder of its receipts
 
 
@@ -50,14 +46,16 @@ def decide_folder(options: GateOptions, matrix: Path | None = None) -> GateDecis
     stack = options.stack or _choose_one(store, "stack", target)
     order = _complete(replace(options, target=target, stack=stack), catalog, matrix)
     signed = baseline = None
-    if options.signers is None:
-        if not options.unsigned:
-            signed = SignedFolder(problem=_NO_SIGNERS)
-    else:
+    if options.signers is not None:
         try:
             signed = SignedFolder(*verify_folder(options.store, options.signers, order.at, os.environ))
         except ManifestInvalid as fault:
             signed = SignedFolder(problem=str(fault))
+    elif not options.unsigned:
+        signed = SignedFolder(
+            problem="a signature is required, and --signers is missing. Next step: name who may sign, or give "
+            "--unsigned, which the decision shows"
+        )
     if options.baseline is not None:
         judged = {one.sha256 for one in store.files if one.head is not None and one.head.stack == order.stack}
         baseline = _read_baseline(options.baseline, rules, judged, order.at)
@@ -97,22 +95,20 @@ def _refuse_run(folder: Path) -> None:
 def _read(folder: Path) -> ReceiptStore:
     _refuse_run(folder)
     store = read_store(folder)
-    if not store.files:
-        raise EvidenceMissing(
-            f"{folder} has no receipt. Likely cause: its run never began, or a typing error. Next step: run what is to "
-            "be released, and give the folder of its receipts."
-        )
+    if all(one.head is None for one in store.files):
+        why = "".join(f"\n  {one.file}: {one.problem}" for one in store.files)
+        raise EvidenceMissing(f"{folder} has no valid receipt.{why}\nNext step: run its cells, or give another folder.")
     return store
 
 
 def _choose_one(store: ReceiptStore, what: str, target: str) -> str:
     """The stack or target that all receipts share."""
     heads = [one.head for one in store.files if one.head is not None and target in ("", one.head.target)]
-    names = sorted({head.target if what == "target" else head.stack for head in heads})
+    names: list[str] = sorted({getattr(head, what) for head in heads})
     if len(names) == 1:
         return names[0]
-    text = f"the receipts are of {len(names)} {what}s: {', '.join(names[:6])}. Next step: choose one with --{what}."
-    raise (WrongArguments if names else EvidenceMissing)(text)
+    text = f"the receipts{target and f' of {target}'} are of {len(names)} {what}s: {', '.join(names[:6]) or 'none'}. "
+    raise (WrongArguments if names else EvidenceMissing)(f"{text}Next step: choose one with --{what}.")
 
 
 def _complete(options: GateOptions, catalog: Catalog, matrix: Path | None) -> GateOptions:

@@ -12,7 +12,7 @@ from tests.canary.static.small_sources import write_release
 from tests.catalog.refusals import copy_matrix
 from tests.command_line import Run, Said, make_run
 
-OPEN, CLOSED, NO_ENVIRONMENT = 0, 1, 5
+OPEN, CLOSED, MISSING, NO_ENVIRONMENT = 0, 1, 4, 5
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +103,13 @@ def test_every_format_names_the_line_below_the_current_folder(
 ) -> None:
     said = run("canary", folders["old"], folders["broken"], "--source", project / "src", "--format", form)
     assert (said.code, [word for word in words if word not in said.out.replace("<wbr>", "")]) == (CLOSED, [])
+
+
+def test_the_only_file_that_uses_it_is_no_python(run: Run, folders: dict[str, Path], project: Path) -> None:
+    (project / "src" / "other.py").unlink()
+    (project / "src" / "train.py").write_text(f"{TRAIN}layer = (\n")
+    said = run("canary", folders["old"], folders["broken"], "--source", project / "src")
+    assert (said.code, "train.py: '(' was never closed" in said.err, "line 3" in said.err) == (MISSING, True, True)
 
 
 def test_a_risk_closes_where_risks_do(run: Run, folders: dict[str, Path], project: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from megacpp_validate.report.site.build import SiteResult
 from tests.command_line import Run, make_run_in
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "h200" / "te2.14.1"
-OPEN, WRONG, NOTHING = 0, 2, 3
+OPEN, WRONG, NOTHING, MISSING = 0, 2, 3, 4
 
 
 @pytest.fixture
@@ -32,14 +32,17 @@ def test_a_site_of_the_receipts_of_one_run(run: Run, tmp_path: Path) -> None:
 def test_wrong_arguments(run: Run, tmp_path: Path) -> None:
     site = tmp_path / "site"
     (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "te2.20.2-h200-attention.json").write_text("{")
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("")
     for arguments, code, words in (
         ((tmp_path / "none", "--output", site), WRONG, "cannot be read"),
-        ((tmp_path / "empty", "--output", site), NOTHING, "has 0 receipts"),
+        ((tmp_path / "empty", "--output", site), NOTHING, "Next step: give a folder of receipts"),
+        ((tmp_path / "damaged", "--output", tmp_path / "pages"), MISSING, "not good: te2.20.2-h200-attention.json"),
         ((EVIDENCE, "--output", tmp_path / "precious" / "thesis.tex" / "site"), WRONG, "cannot be written"),
     ):
         done = run(*arguments)
-        assert (done.code, words in done.err) == (code, True), done.err
+        assert (done.code, words in done.out + done.err) == (code, True), done
     assert [path.name for path in (tmp_path / "precious").iterdir()] == ["thesis.tex"]
     assert not site.exists()

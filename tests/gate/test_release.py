@@ -144,6 +144,11 @@ def test_a_store_that_is_none_or_of_several_stacks(run: Run, tmp_path: Path) -> 
     for nowhere in (tmp_path / "nowhere", Path(__file__)):
         assert run(nowhere).code == WRONG
     assert run(tmp_path).code == MISSING
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "te2.20.2-h200-permute.json").write_text("{")
+    damaged = run(tmp_path / "damaged")
+    assert (damaged.code, "te2.20.2-h200-permute.json: the file: Invalid JSON" in damaged.err) == (MISSING, True)
+    shutil.rmtree(tmp_path / "damaged")
     said = run(H200)
     assert (said.code, "--stack" in said.err) == (WRONG, True)
     fill(tmp_path)

@@ -56,14 +56,14 @@ def describe_lock(result: LockResult) -> Document:
         blocks += _describe_stack(stack, (FitVerdict.REFUSED,))
     blocks += [Diagnostic("refusal", bad("refused"), "lock", why) for why in result.refusals]
     parts = {
+        "Compared with the matrix": "all match" if result.check and not (stale or result.refusals) else "",
         "Nothing was written, refused": str(len(result.refusals) or ""),
         "Written": "" if result.check or result.refusals else ", ".join(result.written) or "nothing",
         "Older than the matrix (next step: `nox -s lock`)": ", ".join(stale),
         "No registry has confirmed": ", ".join(pin.base for pin in result.pins if not pin.verified),
     }
     answers = [f"{label}: {text}." for label, text in parts.items() if text]
-    summary = " ".join(answers) or "Pins and locks are what the matrix says."
-    return Document("Pins and locks", summary, mark_exit(result.exit), tuple(blocks))
+    return Document("Pins and locks", " ".join(answers), mark_exit(result.exit), tuple(blocks))
 
 
 def describe_fits(result: FitResult) -> Document:

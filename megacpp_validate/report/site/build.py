@@ -50,6 +50,11 @@ class SiteResult(Result):
     pages: int
     seconds: float
 
+    @property
+    def lacks(self) -> bool:
+        """Whether a file of the store cannot be read."""
+        return bool(self.unreadable)
+
 
 def write_report(catalog: Catalog, store: Path, output: Path, made_at: str, matrix: Path | None = None) -> SiteResult:
     """Write the report of a store.

@@ -22,7 +22,7 @@ from ..describe.session import describe_training, tabulate_training
 from ..describe.upgrade import describe_step, mark_step, summarize_step
 from ..describe.words import list_fields, list_some, tabulate, tabulate_facts
 from ..document import Block, Content, Details, Diagnostic, Document, Heading, Link, Paragraph, Preformatted, Table
-from ..marks import Mark, Tone, bad, find_worst_mark, good, missing, risk
+from ..marks import Mark, Tone, bad, find_worst_mark, good, mark_exit, missing, risk
 from .cells import Cell
 
 if TYPE_CHECKING:
@@ -139,10 +139,10 @@ def _describe_newest(cell: Cell, receipt: Receipt) -> Iterator[Block]:
 
 def describe_site(result: SiteResult) -> Document:
     """How many cells are good, and the page to open; formats that list everything have each cell and lost file."""
-    cells = [
+    cells = [Diagnostic(file, missing("invalid"), "files", why) for file, why in result.unreadable.items()]
+    cells += [
         Diagnostic(one.cell, one.mark, f"report.{one.stack.replace('.', '_')}.{one.target}") for one in result.cells
     ]
-    cells += [Diagnostic(file, missing("invalid"), "files", why) for file, why in result.unreadable.items()]
     wrong = [case.name for case in cells if case.mark.tone not in (Tone.GOOD, Tone.QUIET)]
     breaking = sum(step.breaks for step in result.steps)
     summary = (
@@ -151,4 +151,4 @@ def describe_site(result: SiteResult) -> Document:
     )
     pages = Paragraph(f"{count(result.pages, 'page')} in {result.seconds:.1f} s. Open:")
     index = Preformatted(str(Path(result.folder) / "index.html"))
-    return Document("Report", summary, good("written"), (pages, index), tuple(cells))
+    return Document("Report", summary, mark_exit(result.exit, open_="written"), (pages, index), tuple(cells))
