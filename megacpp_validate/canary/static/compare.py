@@ -144,7 +144,8 @@ class _Comparison:
         is_reached = pair.before is not None and pair.after is not None
         if is_reached and use.kind is UseKind.NAME and pair.was is None and pair.now is None and not use.optional:
             yield self._met(Change(ChangeKind.REMOVED, Impact.BREAKING, old=pair.symbol.path), pair)
-        for change in self._faults(self.new, use, pair.now) if pair.after is not None else ():
+        is_read = pair.after is not None and not use.open_keywords  # else branches may pass keywords of other callees
+        for change in self._faults(self.new, use, pair.now) if is_read else ():
             if (pair.before is None and use.site in self.failing) or (change.kind, change.parameter) in known:
                 yield self._met(change, pair)
 

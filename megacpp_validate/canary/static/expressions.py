@@ -389,10 +389,9 @@ class Expressions(ABC):
         return ANYTHING if reader is None else reader(owner, at)
 
     def _in_vendormodule(self, owner: VendorModule, at: Access) -> Values:
-        if at.attr == "__version__":
-            return constant(self.release.version)
-        if at.attr == "__dict__":
-            return frozenset({Listing(owner)})
+        if at.attr.startswith("__"):  # every module has __file__, __path__ and their like
+            special = {"__version__": constant(self.release.version), "__dict__": frozenset({Listing(owner)})}
+            return special.get(at.attr, ANYTHING)
         if self.release.module(f"{owner.path}.{at.attr}") is not None:
             return frozenset({VendorModule(f"{owner.path}.{at.attr}")})
         return self._note_name(Symbol(owner.path, at.attr), at.node, at.names, "AttributeError")

@@ -48,6 +48,19 @@ def test_a_call_that_fails_in_both_releases_is_not_this_steps_doing(tmp_path: Pa
     assert {row.module: row.verdict for row in result.modules}["user"] is ModuleVerdict.FAILS_BEFORE
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "te.f.require()(1, **({'layout': 2} if fused else more))",  # another branch is for another callee
+        "te.f.require()(1)\nimport transformer_engine\npath = transformer_engine.__file__",
+    ],
+)
+def test_what_may_hold_in_both_releases_does_not_fail(tmp_path: Path, source: str) -> None:
+    code = "def f(x): ..."
+    result = compare(tmp_path, code, f"{code}\ndef g(): ...", source)
+    assert (result.findings, result.unchanged_faults) == ((), ())
+
+
 def test_what_only_the_new_release_has_must_fit_it(tmp_path: Path) -> None:
     asked = "if hasattr(te, 'f'):\n    te.f.require()(1)"
     assert not compare(tmp_path / "fits", "", "def f(a): ...", asked).findings
