@@ -50,12 +50,13 @@ def run(catalog: Catalog, sources: Sources, interpreter: Interpreter) -> Iterato
 
     def go(*only: str, **options: object) -> FirewallResult:
         settings = {"wheels": wheels, "jobs": 2, **options}
-        return run_firewall(catalog, only=only, **settings)
+        with pytest.MonkeyPatch.context() as user:  # no case inherits what the user has set
+            for name, value in {"MEGACPP_DISABLE_TE": "1", "NVTE_FRAMEWORK": "none", "PYTHONSTARTUP": "x"}.items():
+                user.setenv(name, value)
+            return run_firewall(catalog, only=only, **settings)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(damage, "read_interpreter", lambda _: interpreter)
-        for name, value in {"MEGACPP_DISABLE_TE": "1", "NVTE_FRAMEWORK": "none", "PYTHONSTARTUP": "x"}.items():
-            patch.setenv(name, value)  # of the user; no case inherits them
         yield go
 
 
