@@ -37,8 +37,9 @@ WHOLE: Final = "layer"  # its backward pass through attention may sum in any ord
 def probe(bench: Bench) -> None:
     """Save and load under every recipe of the target; delayed scaling comes last, because a refusal ends the probe."""
     if not bench.wants_te:
-        key = bench.bridge("extra_state").EXTRA_STATE
-        bench.check("native.no-state", key not in torch.nn.Linear(1, 1).state_dict(), "plain layers save weights alone")
+        source, target = (torch.nn.ModuleDict({"linear": torch.nn.Linear(WIDTH, OUT)}) for _ in range(2))
+        bench.bridge("extra_state").load_fp8_state_dict(target, source.state_dict(), recipe=None)
+        _check_same(bench, "native.loaded", *(_values(bench, one, "") for one in (source, target)))
         bench.unsupported = "plain PyTorch layers have no FP8 state"
         return
     saved: dict[str, dict[str, Any]] = {}
@@ -83,7 +84,7 @@ def check_resumed(bench: Bench, enter: Enter, recipe: str) -> dict[str, Any]:
     return kept
 
 
-def check_others(bench: Bench, saved: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+def check_others(bench: Bench, saved: dict[str, dict[str, Any]], folder: Path) -> None:
     """Load what other stacks left, a check `from.STACK.RECIPE` each, and leave the states of this one.
 
     Args:
@@ -97,7 +98,7 @@ def check_others(bench: Bench, saved: Mapping[str, Mapping[str, Any]], folder: P
             if recipe in saved:
                 loaded = _load(bench, _new_layers(bench), found["state"], recipe)
                 _check_same(bench, f"from.{file.stem}.{recipe}", found["values"], _values(bench, loaded, recipe))
-    torch.save({recipe: dict(found) for recipe, found in saved.items()}, mine)
+    torch.save(saved, mine)
 
 
 class _Rows(torch.nn.Module):
@@ -137,8 +138,8 @@ def _values(bench: Bench, model: Any, recipe: str, *, whole: bool = True) -> dic
     return {name: value for name, value in found.items() if whole or not name.startswith(f"{WHOLE}.")}
 
 
-def _check_same(bench: Bench, name: str, wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
-    check_same_bits(bench, name, [{"state": dict(wanted)}], [{"state": dict(seen)}], "state")
+def _check_same(bench: Bench, name: str, wanted: dict[str, Any], seen: dict[str, Any]) -> None:
+    check_same_bits(bench, name, [{"state": wanted}], [{"state": seen}], "state")
 
 
 def _step(bench: Bench, enter: Enter, rows: Sequence[Sequence[ScopeLayer]], factor: float) -> list[Seen]:

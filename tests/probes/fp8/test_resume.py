@@ -72,6 +72,8 @@ def test_every_recipe_continues_with_the_same_bits(te_double: None) -> None:
 def test_without_transformer_engine_there_is_no_state() -> None:
     resume.probe(bench := bench_of(requested="native"))
     assert (failed(bench), bool(bench.unsupported)) == (set(), True)
+    plant = changing(torch.nn.ModuleDict, "load_state_dict", lambda _: lambda *__, **___: None)
+    check_caught(bench_of(requested="native"), resume.probe, plant, {"native.loaded"})
 
 
 def refusing(patch: Patch) -> None:
