@@ -13,7 +13,6 @@ from megacpp_validate.bridge.fp8_scope import Zones
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.fp8 import zones as probe
 from megacpp_validate.probes.fp8.graphs import scope_of
-from megacpp_validate.probes.fp8.quantizers import Operand
 from tests.probes.planting import RECIPES, Patch, Plant, changing, check_caught, failed, fp8_bench, module, putting
 
 pytestmark = pytest.mark.usefixtures("te_double")
@@ -37,12 +36,9 @@ def test_it_passes_in_every_recipe() -> None:
     assert failed(bench) == set()
     names = {check.name for check in bench.checks}
     for recipe in RECIPES:
-        low = {f"zones.{recipe}.layer{place}.operands" for place in range(probe.LAYERS)}
+        low = {f"zones.{recipe}.layer{place}.blocks.{place}.mlp.layers" for place in (1, 2, 3)}
         high = {f"zones.{recipe}.{place}.in-bf16" for place in ("layer0", "layer4", "lm_head", "mtp")}
-        assert low | high | {f"zones.{recipe}.layer2.blocks.2.mlp.layers"} <= names
-    kinds = {(row.path, row.tensor, row.format) for row in bench.quantizers}
-    assert ("zones.delayed.layer2", "weight", "float8_e4m3") in kinds
-    assert not any(path.endswith(("layer0", "lm_head")) for path, _, _ in kinds)
+        assert low | high <= names
 
 
 def staying(*layers: int, heads: tuple[str, ...] = ("lm_head", "mtp")) -> Plant:
@@ -76,16 +72,15 @@ def minds_the_scope(patch: Patch) -> None:
     patch.setattr(module("linear")._Linear, "backward", staticmethod(backward))
 
 
-BOTH = ("operands", "in-bf16")
 FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
-    "first is low": (places, staying(4), {f"layer0.{what}" for what in BOTH}),
-    "a head is low": (places, staying(0, 4, heads=("mtp",)), {f"lm_head.{what}" for what in BOTH}),
-    "a layer in bf16": (places, quiet, {"layer2.operands", "layer2.blocks.2.down.layers"}),
+    "first is low": (places, staying(4), {"layer0.in-bf16"}),
+    "a head is low": (places, staying(0, 4, heads=("mtp",)), {"lm_head.in-bf16"}),
+    "a layer in bf16": (places, quiet, {"layer2.blocks.2.down.layers"}),
     "nothing turned on": (
         places, putting(fp8_scope, "low_precision", lambda **_: fp8_scope.high_precision("quietly")),
-        {f"layer{place}.operands" for place in (1, 2, 3)},
+        {f"layer{place}.blocks.{place}.{name}.layers" for place in (1, 2, 3) for name in ("up", "down", "mlp")},
     ),
-    "backward in bf16": (places, backward_in_bf16, {"layer2.operands", "layer2.blocks.2.down.layers"}),
+    "backward in bf16": (places, backward_in_bf16, {"layer2.blocks.2.down.layers"}),
     "a zone in a group stays low": (
         groups, changing(fp8_scope, "_te_turned_off", lambda _: nullcontext), {"zone-in-a-group"},
     ),
@@ -96,16 +91,3 @@ FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
 @pytest.mark.parametrize(("judge", "plant", "wanted"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_caught(judge: Any, plant: Plant, wanted: set[str]) -> None:
     check_caught(fp8_bench("zones"), judge, plant, wanted)
-
-
-@pytest.mark.parametrize(("seen", "is_bf16", "wanted"), [
-    ([("forward", "bfloat16"), ("dgrad", "bfloat16"), ("wgrad", "bfloat16")], True, []),
-    ([("forward", "bfloat16"), ("dgrad", "float8_e5m2")], True, ["input of x, dgrad: float8_e5m2"]),
-    ([], True, ["x: no product was seen"]),
-    ([("forward", "float8_e4m3"), ("dgrad", "bfloat16"), ("wgrad", "float8_e5m2")], False,
-     ["input of x, dgrad: bfloat16", "x: no FP8 product seen for dgrad"]),
-    ([], False, ["x: no FP8 product seen for forward, dgrad, wgrad"]),
-])  # fmt: skip
-def test_what_products_got_is_judged(seen: list[tuple[Any, str]], is_bf16: bool, wanted: list[str]) -> None:
-    made = {"x": [Operand(product, "input", "Kind", form, "") for product, form in seen]}
-    assert probe.wrong_operands(made, is_bf16=is_bf16, sees_bf16=True) == wanted
