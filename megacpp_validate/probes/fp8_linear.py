@@ -196,24 +196,6 @@ def _same_values(seen: Any, plain: Any, wanted: Any, roundings: Roundings) -> Pa
     return part("same-values", off, rest.bound(), rest.derivation())
 
 
-def check_high_precision(bench: Bench) -> None:
-    """Outside of every scope, in the BF16 zone, and inside `high_precision`, a layer computes in bf16."""
-    scope, low, case = bench.bridge("fp8_scope"), bench.low_precision(), _new_case(bench)
-    layer, wanted, zones = _new_layer(bench, case), case.exact(), scope.Zones(3, first=1)
-    ways: dict[str, tuple[Enter, Enter]] = {
-        "outside": (nullcontext, nullcontext),
-        "zone": (nullcontext, lambda: scope.group_scope((0, 1), zones, (low, low))),
-        "inside": (low, lambda: scope.high_precision("a projection that stays")),
-    }
-    for name, (outer, inner) in ways.items():
-        with outer():
-            step = _run(layer, inner, case.operands["input"], case.gradient)
-        for which, tensor in PRODUCTS.items():
-            bench.compare(
-                f"bf16.{name}.{which}", step[tensor], wanted[tensor], roundings=_in_bf16(case.sizes(which)[0])
-            )
-
-
 def check_amax(bench: Bench) -> None:
     """Under delayed scaling the history holds the amax of the very tensors, step by step, and scales follow it."""
     read, case, enter = bench.bridge("fp8_scope").te_amax_state, _new_case(bench), bench.low_precision("delayed")

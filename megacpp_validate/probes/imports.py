@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from ..evidence.receipt import Backend
 from .bench import Bench
-from .fp8_linear import check_amax, check_high_precision, check_recipe, is_judged
+from .fp8_linear import check_amax, check_recipe, is_judged
 
 # A new name and the one before it: one of the two is enough.
 EITHER: Final = {
@@ -50,7 +50,6 @@ def probe(bench: Bench) -> None:
     _check_second_entry(bench)
     _check_groups(bench)
     if bench.wants_te and is_judged(bench):
-        check_high_precision(bench)
         for recipe in bench.recipes:
             check_recipe(bench, recipe, bench.low_precision(recipe))
         if "delayed" in bench.recipes:

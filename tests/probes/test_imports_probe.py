@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -143,7 +142,6 @@ FP8: dict[str, tuple[Plant, str]] = {
         changing(fp8_scope, "group_scope", lambda plain: lambda layers, zones, made: plain(layers, zones, made[::-1])),
         "scope.group.2-3-4",
     ),
-    "zone stays low": (putting(fp8_scope, "_te_turned_off", lambda _: contextlib.nullcontext()), "bf16.inside.forward"),
     "margin": (after(fp8_scope, "te_delayed_scaling", margin), "amax.step0.weight.scale"),
     "rounds nothing": (rounds_nothing, "fp8.block.forward.applied"),
     "smaller blocks": (smaller_blocks, "fp8.block.blocks"),

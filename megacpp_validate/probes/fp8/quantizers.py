@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -197,12 +197,6 @@ def wanted_block(recipe: str, tensor: Tensor) -> str:
     return f"{block.rows}x{block.along}"
 
 
-def record_operands(bench: Bench, path: str, seen: Iterable[Operand]) -> None:
-    """Put each kind of operand into the receipt once."""
-    for row in dict.fromkeys((one.tensor, one.kind, one.format, one.block) for one in seen):
-        bench.saw_quantizer(path, *row)
-
-
 def check_operands(bench: Bench, path: str, recipe: str, seen: Sequence[Operand], count: int) -> None:
     """Each operand of each product was cast as the recipe says, and none was left as it was.
 
@@ -216,7 +210,8 @@ def check_operands(bench: Bench, path: str, recipe: str, seen: Sequence[Operand]
         seen: of `watching_operands`, over one step.
         count: how many of each product the layer takes in a step.
     """
-    record_operands(bench, path, seen)
+    for row in dict.fromkeys((one.tensor, one.kind, one.format, one.block) for one in seen):
+        bench.saw_quantizer(path, *row)
     for product, *tensors in ROLES.values():
         for tensor in tensors:
             found = [one for one in seen if (one.product, one.tensor) == (product, tensor)]

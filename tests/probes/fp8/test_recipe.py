@@ -18,7 +18,6 @@ from tests.probes.planting import (
     RECIPES,
     Patch,
     Plant,
-    after_update,
     changing,
     check_caught,
     failed,
@@ -110,7 +109,6 @@ def frozen_scale(patch: Patch) -> None:
     patch.setattr(layer, "round_tensor", lambda tensor, top, **_: layer.round_scaled(tensor, torch.ones(()), top))
 
 
-zero_step_empties = after_update(lambda state, history: None if history[0].any() else state.amax_history.zero_())
 FAULTS: dict[str, tuple[str, Plant, str]] = {
     "supports it": ("mxfp8", support(True, ""), "te-refuses"),
     "says nothing": ("mxfp8", support(False, "no."), "te-says-why"),
@@ -121,7 +119,6 @@ FAULTS: dict[str, tuple[str, Plant, str]] = {
     "activations in E5M2": ("delayed", with_cast(activations_in_e5m2), "linear.forward.input.quantizer"),
     "one expert in bf16": ("block", product_in_bf16("grouped_linear", "_GroupedLinear", 2),
                            "experts.wgrad.gradient.quantizer"),
-    "zero step empties the history": ("delayed", zero_step_empties, "zero-step"),
     "frozen scale": ("current", frozen_scale, "dgrad.applied"),
     "scale of zeros": ("current", with_scale_of(lambda amax, scale: torch.where(amax > 0, scale, 0.5)),
                        "scale.zero.gradient"),
@@ -146,7 +143,7 @@ def with_not_finite(change: Callable[..., tuple[Any, ...]]) -> Plant:
 
 
 REFUSED: dict[str, tuple[Plant, str]] = {
-    "layer not named": (with_not_finite(lambda what, name, *rest: (what, "one", *rest)), "nan.second-input.says"),
+    "layer not named": (with_not_finite(lambda what, name, *rest: (what, "one", *rest)), "nan.gradient.says"),
     "NaN left out": (nan_is_left_out, "nan.first-input"),
     "gradients unseen": (putting(layer_watch.Fp8Guard, "_after", lambda self, *_: None), "nan.gradient"),
     "never emptied": (putting(torch.Tensor, "zero_", lambda self: self), "finite.taken"),
