@@ -74,7 +74,9 @@ class Fp8Cell(ProbeCell):
     """A cell of FP8; `needs_te` is whether there is nothing to see without Transformer Engine."""
 
     id: str = Field(pattern=r"^fp8_[a-z0-9_]+$")
-    settings: dict[Annotated[str, Field(pattern=r"^(recipes?|seeds|steps|size)$")], str] = Field(default_factory=dict)
+    settings: dict[Annotated[str, Field(pattern=r"^(recipes?|seeds|steps|size|features)$")], str] = Field(
+        default_factory=dict
+    )
     needs_te: bool = True
 
 

@@ -72,11 +72,12 @@ class GateRule(StrEnum):
     JIT = "jit"  # compiled after warm-up
     SECOND_COPY = "second-copy"
     FALLBACK = "fallback"
+    PRESET = "preset"  # a training run in an FP8 preset that the policy refuses
 
 
 BREAKAGES: Final = frozenset({
     GateRule.OUTCOME, GateRule.CONTRADICTED, GateRule.SLOWER, GateRule.MEMORY, GateRule.JIT, GateRule.SECOND_COPY,
-    GateRule.FALLBACK,
+    GateRule.FALLBACK, GateRule.PRESET,
 })  # fmt: skip
 
 
@@ -212,6 +213,7 @@ class GateRules(Row):
         shows: claimed backend -> other names under which it may be observed.
         stacks: id -> release of Transformer Engine, of every stack that the matrix has.
         evidence: probe -> what its cell leaves; a probe that has not run on the target yet is not there.
+        low_precision: the policy that FP8 presets of training runs must meet.
     """
 
     kind: ReleaseKind
@@ -224,6 +226,7 @@ class GateRules(Row):
     waivers: tuple[ReleaseWaiver, ...]
     stacks: dict[str, str]
     evidence: dict[str, CellEvidence]
+    low_precision: Fp8Policy
 
     @property
     def sha256(self) -> str:
@@ -237,6 +240,7 @@ class GatePolicy(_GateFile, _GateWaiverFile):
 
     catalog: Catalog
     evidence: dict[str, dict[str, CellEvidence]]
+    low_precision: Fp8Policy
 
     def choose(self, release: str, target: str) -> GateRules:
         """What a kind of release requires of a target.
@@ -259,6 +263,7 @@ class GatePolicy(_GateFile, _GateWaiverFile):
             allowances=tuple(one for one in self.allow if release in one.releases and target in one.targets),
             shows=self.shows, waivers=tuple(one for one in self.waiver if one.release == release),
             stacks={stack.id: stack.te for stack in self.catalog.stacks}, evidence=self.evidence.get(target, {}),
+            low_precision=self.low_precision,
         )  # fmt: skip
 
 
@@ -289,7 +294,10 @@ def read_gate_policy(catalog: Catalog, folder: Path | None = None) -> GatePolicy
         evidence = _EVIDENCE.validate_json((folder or matrix_folder()).joinpath(CHECKS).read_bytes())
     except (OSError, ValueError) as fault:
         raise MatrixInvalid([f"{CHECKS}: cannot be read: {fault}"]) from fault
-    return GatePolicy.model_construct(**dict(rules), **dict(waivers), catalog=catalog, evidence=evidence)
+    policy = read_fp8_policy(catalog.targets, folder)
+    return GatePolicy.model_construct(
+        **dict(rules), **dict(waivers), catalog=catalog, evidence=evidence, low_precision=policy
+    )
 
 
 _EVIDENCE: Final = TypeAdapter(dict[str, dict[str, CellEvidence]])
@@ -367,7 +375,9 @@ class Preset(Row):
         recompute: which activations are computed again in the backward pass.
         owners: who reduces amax values, captures graphs, and recomputes.
         low: what runs in low precision; every other part stays in BF16.
-        refused_by: rules that must refuse it: it was rolled back, and is kept here so that the refusal is tested.
+        refused_by: rules that must refuse it: it was rolled back. No run may name it, and the release gate closes on a
+            receipt of one.
+        measured: why it was rolled back: figure, where it was measured, and when. Empty for a preset that may run.
     """
 
     id: Name
@@ -383,6 +393,13 @@ class Preset(Row):
     owners: dict[Literal["amax", "graphs", "recompute"], Text] = Field(default_factory=dict)
     low: list[LowParts] = Field(default_factory=list)
     refused_by: Annotated[list[str], Names("rule")] = Field(default_factory=list)
+    measured: str = ""
+
+    @model_validator(mode="after")
+    def _require_measurement(self) -> Preset:
+        if self.refused_by and not self.measured:
+            raise ValueError("it was rolled back, and `measured` does not say what was measured")
+        return self
 
 
 class _PolicyFile(Row):

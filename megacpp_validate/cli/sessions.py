@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -49,13 +50,18 @@ def moe_smoke(
     """Train the whole model, spread over ranks, and compare with one rank; report where the time goes.
 
     The cells are the rows of matrix/moe_smoke.toml. A cell that takes more GPUs than are here is not run, which is
-    never good.
+    never good. Exit code 2: the FP8 policy refuses the preset of a cell.
     """
+    from ..catalog.policies import read_fp8_policy
     from ..environments.host_session import SessionOptions, run_smoke
+    from ..gate.fp8 import refuse_cells
 
     # One cell at a time: the ranks of a cell have the GPUs, or the cores, to themselves.
     options = fill(SessionOptions, locals(), probes=cells or None, jobs=1)
-    return run_smoke(context.catalog, options, show_event, ranks=ranks, launcher=launcher)
+    policy = read_fp8_policy(context.catalog.targets, context.matrix)
+    return run_smoke(
+        context.catalog, options, show_event, ranks=ranks, launcher=launcher, admit=partial(refuse_cells, policy=policy)
+    )
 
 
 @verb("session:describe_matrix", runs=("matrix", 900.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -114,14 +114,16 @@ def run_parity(catalog: Catalog, options: SessionOptions, progress: Progress) ->
 
 
 def run_smoke(
-    catalog: Catalog, options: SessionOptions, progress: Progress, *, ranks: int, launcher: str
-) -> SmokeSession:
+    catalog: Catalog, options: SessionOptions, progress: Progress, *, ranks: int, launcher: str,
+    admit: Callable[[Sequence[ProbeCell]], None],
+) -> SmokeSession:  # fmt: skip
     """The whole model trained, one cell after the other. Raises as `run_session`.
 
     Args:
         options: an empty target is that of the GPU that is here, else `cpu`.
         ranks: only cells that take so many devices; 0 for all.
         launcher: what starts the ranks.
+        admit: called with the cells before one is started; raises where one may not start.
     """
     if not options.target:
         facts = read_facts(host_interpreter(os.environ, options.python), Processes())
@@ -138,6 +140,7 @@ def run_smoke(
         raise NothingSelected(
             f"no selected cell takes {ranks} rank(s). Next step: choose --ranks from {known}, or other --cells."
         )
+    admit(rows)
     return SmokeSession(**dict(run_session(target, options, rows, progress)))
 
 

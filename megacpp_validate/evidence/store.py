@@ -205,7 +205,7 @@ class ReceiptHead(BaseModel):
 
     Attributes:
         after: library -> kernels that were compiled just in time after warm-up.
-        steps: of its first training run.
+        steps, model, precision, preset: of its first training run.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -230,6 +230,9 @@ class ReceiptHead(BaseModel):
     steps: list[dict[str, float | None]] = Field(
         default=[], validation_alias=AliasPath("training", 0, "steps"), exclude=True
     )
+    model: str = Field(default="", validation_alias=AliasPath("training", 0, "model"), exclude=True)
+    precision: str = Field(default="", validation_alias=AliasPath("training", 0, "precision"), exclude=True)
+    preset: str = Field(default="", validation_alias=AliasPath("training", 0, "features", "preset"), exclude=True)
 
     @computed_field  # type: ignore[prop-decorator]
     @property

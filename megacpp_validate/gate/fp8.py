@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import product
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-from ..catalog.bridge import Catalog, ProbeCell, read_catalog
+from ..catalog.bridge import Catalog, ProbeCell, Recipe, read_catalog
 from ..catalog.policies import Fp8Policy, PolicyRule, Preset, read_fp8_policy
 from ..environments.fleet import Progress
 from ..environments.host_session import SessionOptions, SessionResult, run_session
 from ..environments.plan import choose_rows, find_target
+from ..errors import WrongArguments
 from ..evidence.receipt import Outcome
 from ..evidence.values import Frozen, Result
 from .loss import LossOutcome, LossVerdict, judge_folder
@@ -126,6 +128,52 @@ def _find(rule: PolicyRule, preset: Preset, policy: Fp8Policy) -> Iterator[str]:
                         yield f"{', '.join(one.parts)}: {odd}"
 
 
+# --- What binds. ---
+
+
+class PresetRefused(WrongArguments):
+    """A run names a preset that the policy refuses; nothing was started."""
+
+
+def find_refused_run(policy: Fp8Policy, preset: str, precision: str, changes: str) -> str:
+    """Why a training run may not start, or its receipt does not count; empty where the policy allows the run.
+
+    Args:
+        preset: that the run names; one without a row is the bridge's to refuse.
+        precision: recipes of the run; a run in BF16 or above meets every rule.
+        changes: "name=value ...", as the run changed its size: its BF16 zones are judged in place of the preset's.
+    """
+    row = next((row for row in policy.presets if row.id == preset), None)
+    if row is None or not {*precision.split()} & {*get_args(Recipe)}:
+        return ""
+    zones = {name: int(layers) for name, layers in re.findall(r"\b(bf16_first|bf16_last)=(\d+)", changes)}
+    decision = decide_preset(row.model_copy(update=zones), policy)
+    broken = [refusal.rule for refusal in decision.refusals]
+    broken += [rule for rule in policy.rules if rule.id in decision.not_refused_by]
+    if not broken:
+        return ""
+    rule, found = broken[0], "; ".join(refusal.found for refusal in decision.refusals)
+    return (
+        f"the FP8 preset {preset} {'was rolled back' if row.refused_by else 'is refused'} by the rule {rule.id} "
+        f"({found or row.says}). Reason: {rule.reason}. Measured: {row.measured or rule.source}. "
+        f"Next step: {rule.next}. "
+        "`megacpp-validate fp8-policy` lists the presets that may run."
+    )
+
+
+def refuse_cells(rows: Iterable[ProbeCell], policy: Fp8Policy) -> None:
+    """Refuse cells that would train in a preset that the policy refuses, before anything is started.
+
+    Raises:
+        PresetRefused: the first of them, with reason, measurement and next step.
+    """
+    for row in rows:
+        given = row.settings
+        precision = given.get("recipes" if row.code == _TRAINING else "precision", "")
+        if reason := find_refused_run(policy, given.get("features", "production"), precision, given.get("changes", "")):
+            raise PresetRefused(f"{row.id} does not start: {reason}")
+
+
 # --- A session. ---
 
 
@@ -157,13 +205,16 @@ class Fp8Result(SessionResult):
 
 
 def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, progress: Progress) -> Fp8Result:
-    """Run the cells, and judge the curves that training left beside their receipts. Raises as `run_session`.
+    """Run the cells, and judge the curves that training left beside their receipts.
+
+    Raises `PresetRefused`, and as `run_session`.
 
     Args:
         matrix: folder of the matrix; the project's own without it.
     """
     target = find_target(catalog, options.target)
     rows = choose_rows("cell of FP8", catalog.fp8_cells, options.probes or (), "fp8_")
+    refuse_cells(rows, read_fp8_policy(catalog.targets, matrix))
     policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
     session = run_session(target, options, rows, progress)
     verdicts, absent = _judge_losses(session, rows)

@@ -28,6 +28,7 @@ _CAUSES: Final = {
     GateRule.MEMORY: (Cause.PERFORMANCE, "measure both again, then bisect with `nox -s te_bisect`"),
     GateRule.JIT: (Cause.PERFORMANCE, "prewarm with `nox -s prewarm`, and verify with `nox -s jit_verify`"),
     GateRule.SECOND_COPY: (Cause.ENVIRONMENT, "leave one copy on the path; `nox -s doctor` lists what maps which"),
+    GateRule.PRESET: (Cause.NUMERICS, "train in a preset that `nox -s fp8_policy` allows"),
     GateRule.FALLBACK: (Cause.SILENT_FALLBACK, "read the reasons of that path in the receipt, and request what exists"),
 }
 
@@ -335,7 +336,9 @@ def _name_culprits(judged: Sequence[Entry], context: GateContext) -> tuple[Culpr
     red = {one.probe for one in judged if one.breaks and one.stands_against(GateRule.OUTCOME, GateRule.CONTRADICTED)}
     ranked = sorted(judged, key=lambda one: not one.required)  # a red receipt beside one that counts comes after it
     seen = {one.cell: one.whole for one in ranked if one.whole is not None and one.cell not in disowned}
-    found = list(_share(row for one in judged if one.required for row in _name_own(one)))
+    found = list(
+        _share(row for one in judged if one.required or one.is_refused_by(GateRule.PRESET) for row in _name_own(one))
+    )
     if red:
         blamed = blame_receipts(tuple(seen.values()), catalog.modules, needs)
         found += [row for row in blamed if red & {row.module, *row.cascades}]

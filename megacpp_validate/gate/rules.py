@@ -22,6 +22,7 @@ from ..diagnosis.rows import JOB_ENDS
 from ..evidence.history import DIRTY
 from ..evidence.receipt import DEVICE_CLOCK, Outcome, Receipt, cell_id, hash_code, memory_limit, read_time
 from ..evidence.store import ReceiptFile
+from .fp8 import find_refused_run
 
 CLOCK_SKEW: Final = timedelta(minutes=5)  # between two machines
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
@@ -202,6 +203,9 @@ def _find_misfits(
     if not one.stem == head.cell == cell_id(*names):
         text = f"it holds the cell {head.cell[:120]!r} of {cell_id(*names)[:120]!r}, and its file is {one.stem[:120]!r}"
         yield GateRule.NAME, text, hides
+    reason = find_refused_run(rules.low_precision, head.preset, head.precision, head.model)
+    if reason and (head.stack, head.target) == (order.stack, rules.target.id):
+        yield GateRule.PRESET, f"its training run is refused: {reason}", True
     image = order.image or head.image_digest
     for rule, has, wants in (
         (GateRule.STACK, head.stack, order.stack),

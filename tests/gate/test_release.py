@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import subprocess
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from tests.replay.receipts import (
     raised,
     red,
 )
+from tests.report.sessions import record
 
 H200 = Path(__file__).parents[2] / "docs" / "evidence" / "h200"
 OPEN, CLOSED, WRONG, MISSING, INFRASTRUCTURE = 0, 1, 2, 4, 6
@@ -221,3 +223,19 @@ def test_what_cannot_be_signed(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     place(store, "attention").write_text(json.dumps(good("attention"), indent=2))
     assert run(store, "--key", key, verb="receipts-sign").code == MISSING
     assert not (store / MANIFEST).exists()
+
+
+@pytest.mark.parametrize(
+    ("preset", "precision", "code"), [("every-layer", "delayed", CLOSED), ("every-layer", "bf16", OPEN)]
+)
+def test_a_receipt_of_a_preset_that_was_rolled_back_closes(
+    tmp_path: Path, preset: str, precision: str, code: int
+) -> None:
+    """Also where no rule requires its cell."""
+    fill(tmp_path)
+    run = json.loads(json.dumps(asdict(record(precision, steps=3)))) | {"features": {"preset": preset}}
+    put(tmp_path, good("smoke_small_delayed", training=[run]))
+    decision = decide(tmp_path)
+    assert decision.exit == code
+    assert [one.rules for one in decision.closing] == [(GateRule.PRESET,)] * code
+    assert [(one.module, one.cause.value) for one in decision.culprits] == [("smoke_small_delayed", "numerics")] * code

@@ -101,7 +101,7 @@ def _describe_waiver(waiver: GateWaiver) -> Diagnostic:
         f"{waiver.rule.value} for {waiver.cell}",
         bad("no effect") if waiver.in_vain else mark_of(waiver.state),
         "waivers",
-        "NaN, Inf and imports cannot be waived" if waiver.in_vain else waiver.reason,
+        "NaN, Inf, imports and refused FP8 presets cannot be waived" if waiver.in_vain else waiver.reason,
         (("until", str(waiver.expires)), ("owner", waiver.owner), ("link", waiver.link)),
     )
 
@@ -129,5 +129,6 @@ def _describe_preset(decision: PresetDecision) -> Diagnostic:
         rule = one.rule
         fields += [("refused", f"{rule.refuses} [{rule.id}]: {one.found}"), ("why", rule.reason)]
         fields += [("source", rule.source), ("next", rule.next)]
+    fields.append(("measured", preset.measured))
     step = "put the rule back, or remove refused_by where the preset may run now" if decision.not_refused_by else ""
     return Diagnostic(preset.id, mark_of(decision.outcome), "fp8_policy", preset.says, tuple(fields), step)

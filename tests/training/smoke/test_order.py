@@ -70,6 +70,10 @@ def test_an_order_is_read_as_it_was_written(tmp_path: Path) -> None:
         ('{"steps": 3}', "folder"),
         ('{"folder": "run", "colour": "red"}', "'colour'"),
         ('{"folder": "run", "size": "huge"}', "unknown size"),
+        (
+            '{"folder": "run", "features": {"preset": "routers"}}',
+            "'routers' was rolled back. Measured: 8.8% of the tokens",
+        ),
         ('{"limit_s": "long"}', "float"),
     ],
 )
