@@ -121,75 +121,64 @@ def _check_names(bench: Bench, spec: Any, sizes: _Sizes) -> None:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
+class _Made(NamedTuple):
+    """A layer, its `Choice`, the layer in fp64, and the same in plain PyTorch; None where TE has nothing."""
+
+    layer: Any
+    choice: Any
+    formula: Formula
+    native: Formula | None
+
+
 class _Row(NamedTuple):
     """One layer in every precision, forward and every gradient.
 
     Attributes:
         name: of the checks, after the precision.
-        make: bench, spec, sizes and what a layer is made with -> the layer and its `Choice`.
-        formula: sizes -> the layer in fp64.
         kind: of `counted.LAYERS`.
-        native: sizes, what a layer is made with, the layer -> the same in plain PyTorch; None where TE has nothing.
+        make: bench, spec, sizes, and what a layer is made with.
         size: of the rows: 1, or so small that eps counts; in a recipe it is 1.
         memory: whether it is seen to leave nothing behind.
         wanted: the backend that must run, where it is not the requested one.
     """
 
     name: str
-    make: Callable[..., tuple[Any, Any]]
-    formula: Callable[[_Sizes], Formula]
     kind: str
-    native: Callable[..., Formula | None] = lambda *_: None
+    make: Callable[[Bench, Any, _Sizes, dict[str, Any]], _Made]
     size: float = 1.0
     memory: bool = False
     wanted: str = ""
 
 
-def _norm_row(case: str, size: float, *, memory: bool) -> _Row:
-    return _Row(
-        f"norm.{case}",
-        lambda bench, spec, sizes, made: _chosen(bench.filled(spec.build_norm(sizes.hidden, eps=EPS, **made))),
-        lambda _: lambda given: reference.rms_norm(given["input"], given["weight"], EPS),
-        "norm",
-        lambda *_: lambda given: rms_norm(given["input"], given["weight"], eps=EPS),
-        size=size,
-        memory=memory,
-    )
+def _norm(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> _Made:
+    layer = bench.filled(spec.build_norm(sizes.hidden, eps=EPS, **made))
+
+    def by(function: Callable[..., Any]) -> Formula:
+        return lambda given: function(given["input"], given["weight"], eps=EPS)
+
+    return _Made(layer, layer.choice, by(reference.rms_norm), by(rms_norm))
 
 
-def _mlp_row(activation: Any, size: float, *, gated: bool) -> _Row:
+def _mlp(activation: Any, bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> _Made:
     options = {"activation": activation, "eps": EPS}
-    return _Row(
-        f"mlp.{activation}",
-        lambda bench, spec, sizes, made: _chosen(
-            bench.filled(spec.build_mlp(sizes.hidden, sizes.ffn, **options, **made))
-        ),
-        lambda _: partial(reference.mlp, **options),
-        "gated_mlp" if gated else "plain_mlp",
-        lambda sizes, made, _: formula_of(NormMLP(sizes.hidden, sizes.ffn, **options, **made)),
-        size=size,
-        memory=gated,
-    )
+    layer = bench.filled(spec.build_mlp(sizes.hidden, sizes.ffn, **options, **made))
+    plain = NormMLP(sizes.hidden, sizes.ffn, **options, **made)
+    return _Made(layer, layer.choice, partial(reference.mlp, **options), formula_of(plain))
 
 
-def _chosen(layer: Any) -> tuple[Any, Any]:
-    return layer, layer.choice
+def _in_projection(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> _Made:
+    mixer = _new_mixer(bench, spec, sizes, made)
+    plain = NormLinear(sizes.hidden, mixer.in_projection.out_features, eps=EPS, device=made["device"])
+    return _Made(mixer.in_projection, mixer.choice, partial(reference.norm_linear, eps=EPS), formula_of(plain))
 
 
-def _in_projection(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> tuple[Any, Any]:
-    mixer = _mixer(bench, spec, sizes, made)
-    return mixer.in_projection, mixer.choice
+def _mixer(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> _Made:
+    mixer = _new_mixer(bench, spec, sizes, made)
+    plain = Mamba2Mixer(sizes.hidden, **sizes.mixer, eps=EPS, chunk=mixer.chunk, device=made["device"])
+    return _Made(mixer, mixer.choice, partial(reference.mamba_mixer, **sizes.mixer, eps=EPS), formula_of(plain))
 
 
-def _plain_projection(sizes: _Sizes, made: dict[str, Any], layer: Any) -> Formula:
-    return formula_of(NormLinear(sizes.hidden, layer.out_features, eps=EPS, device=made["device"]))
-
-
-def _plain_mixer(sizes: _Sizes, made: dict[str, Any], mixer: Any) -> Formula:
-    return formula_of(Mamba2Mixer(sizes.hidden, **sizes.mixer, eps=EPS, chunk=mixer.chunk, device=made["device"]))
-
-
-def _mixer(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> Any:
+def _new_mixer(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> Any:
     chunk = 8 if sizes.length < 64 else 64
     mixer = spec.build_mamba_mixer(sizes.hidden, **sizes.mixer, eps=EPS, chunk=chunk, **made)
     # A scan multiplies four projections. Left alone, one channel is now and then so large that it rules the norm of its
@@ -203,7 +192,7 @@ def _mixer(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> Any:
     return mixer
 
 
-def _recurrent(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> tuple[Any, Any]:
+def _recurrent(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> _Made:
     entry = spec.kind_spec("R", device=bench.device)
     layer = entry.layer(sizes.hidden, **sizes.recurrent, eps=EPS, chunk=8, **made)
     layer = bench.filled(layer, input_bias=(-2.0, 0.3), forget_bias=(0.5, 0.3))
@@ -213,49 +202,27 @@ def _recurrent(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> 
         # that follows it makes noise of it, in any precision.
         layer.in_projection.weight[keys : 2 * keys] = layer.in_projection.weight[:keys]
         layer.in_projection.weight[-2 * layer.num_heads :] *= 0.2
-    return layer, entry.choice
-
-
-def _by_recurrence(sizes: _Sizes) -> Formula:
     heads = {key.removeprefix("num_"): value for key, value in sizes.recurrent.items()}
-    return partial(reference.recurrent_block, **heads, eps=EPS)
+    return _Made(layer, entry.choice, partial(reference.recurrent_block, **heads, eps=EPS), None)
 
 
-NORMS_AND_MLPS: Final = (
-    _norm_row("unit", 1.0, memory=True),
-    _norm_row("small", SMALL, memory=False),
-    _mlp_row("swiglu", 1.0, gated=True),
-    _mlp_row("gelu", SMALL, gated=False),
+IN_PROJECTION: Final = _Row("in_projection", "norm_linear", _in_projection, SMALL, memory=True)
+MLPS: Final = (
+    _Row("mlp.swiglu", "gated_mlp", partial(_mlp, "swiglu"), memory=True),
+    _Row("mlp.gelu", "plain_mlp", partial(_mlp, "gelu"), SMALL),
 )
-IN_PROJECTION: Final = _Row(
-    "in_projection",
-    _in_projection,
-    lambda _: partial(reference.norm_linear, eps=EPS),
-    "norm_linear",
-    _plain_projection,
-    size=SMALL,
-    memory=True,
-)
-LAYERS: Final = (*NORMS_AND_MLPS, IN_PROJECTION)
+NORMS: Final = (_Row("norm.unit", "norm", _norm, memory=True), _Row("norm.small", "norm", _norm, SMALL))
+LAYERS: Final = (*NORMS, *MLPS, IN_PROJECTION)
 # The mixer against the recurrence, one row after another, and the block that TE has nothing for.
-SCANS: Final = (
-    _Row(
-        "mixer",
-        lambda bench, spec, sizes, made: _chosen(_mixer(bench, spec, sizes, made)),
-        lambda sizes: partial(reference.mamba_mixer, **sizes.mixer, eps=EPS),
-        "mixer",
-        _plain_mixer,
-    ),
-    _Row("recurrent", _recurrent, _by_recurrence, "recurrent", wanted="native"),
-)
-IN_RECIPES: Final = (IN_PROJECTION, *NORMS_AND_MLPS[2:])
+SCANS: Final = (_Row("mixer", "mixer", _mixer), _Row("recurrent", "recurrent", _recurrent, wanted="native"))
+IN_RECIPES: Final = (IN_PROJECTION, *MLPS)
 
 
 def _check(bench: Bench, spec: Any, sizes: _Sizes, row: _Row, precision: str, recipe: Any = None) -> None:
     """One row in one precision, or under a recipe; a layer of each kind leaves nothing behind on the device."""
     dtype, path = DTYPES[precision], f"{recipe or precision}.{row.name}"
-    made = {"dtype": dtype, "device": bench.device}
-    layer, choice = row.make(bench, spec, sizes, {**made, "recipe": recipe} if row is IN_PROJECTION else made)
+    made = {"dtype": dtype, "device": bench.device, **({"recipe": recipe} if row is IN_PROJECTION else {})}
+    layer, choice, formula, native = row.make(bench, spec, sizes, made)
     # Under a recipe: a number of rows that it takes.
     shape = (8, 32 if sizes.length < 64 else 128) if recipe else (sizes.batch, sizes.length)
     rows = ((bench.randn(*shape, sizes.hidden) + 0.5) * (1.0 if recipe else row.size)).to(dtype).requires_grad_(True)
@@ -263,12 +230,11 @@ def _check(bench: Bench, spec: Any, sizes: _Sizes, row: _Row, precision: str, re
     if recipe:
         widest = layer.out_features if row is IN_PROJECTION else sizes.ffn
         stored = replace(stored, smallest=sizes.hidden * min(shape[0] * shape[1], widest))
-    native = row.native(sizes, made, layer)
     if row.kind == "recurrent":  # plain PyTorch multiplies fp32 as fp32
         stored = replace(stored, operand="", gradient="")
     length = {"gated_mlp": sizes.ffn, "plain_mlp": sizes.ffn, "mixer": 2 * sizes.hidden}.get(row.kind, sizes.hidden)
     roundings = partial(counted.layer_roundings, row.kind, precision=stored, length=length)
-    given: dict[str, Any] = {"formula": row.formula(sizes), "roundings": roundings, "native": native}
+    given: dict[str, Any] = {"formula": formula, "roundings": roundings, "native": native}
     given |= {"spread": reference.EXPANDED, "recipe": recipe, "wanted": row.wanted}
     try_case(bench, layer_trial(path, layer, rows, choice, **given))
     if row.memory and precision == "bf16":

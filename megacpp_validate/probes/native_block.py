@@ -66,12 +66,10 @@ def new_sample(
     length, size = case.length or base + case.extra, SMALL if case.small else 1.0
     case = case if turned else replace(case, width=hidden // HEADS)
 
-    def rows() -> Any:
-        if case.strided:
-            return bench.randn(batch, length, 2 * hidden, dtype=dtype)[..., ::2].detach().requires_grad_()
-        return bench.randn(batch, length, hidden, dtype=dtype, scale=size).detach().requires_grad_()
-
-    first = rows() if turned else None
+    if case.strided:
+        rows = bench.randn(batch, length, 2 * hidden, dtype=dtype)[..., ::2].detach().requires_grad_()
+    else:
+        rows = bench.randn(batch, length, hidden, dtype=dtype, scale=size).detach().requires_grad_()
     joint, up = HEADS * case.width, 2 * ffn if is_gated(case.activation) else ffn
     qkv = bench.randn((HEADS + 2 * case.groups) * case.width, hidden, scale=hidden**-0.5)
     qkv[:joint] *= 0.5  # scores have a deviation of 1/2, so that no query rests on one key alone
@@ -86,7 +84,7 @@ def new_sample(
     options = options_of(bench, case, batch, length)
     return Sample(
         case,
-        rows() if first is None else first,
+        rows,
         {name: weight.to(dtype) for name, weight in weights.items()},
         bench.randn(batch, length, hidden, dtype=dtype),
         rope_tables(length, case.width, device=bench.device) if turned else None,
@@ -120,7 +118,7 @@ def native_formula(sample: Sample) -> Formula:
 
 
 def block_trial(
-    path: str, sample: Sample, call: Callable[[], Any], leaves: Tensors, choice: Callable[[], Any], *,
+    path: str, sample: Sample, call: Callable[[], Any], parameters: Tensors, choice: Callable[[], Any], *,
     recipe: Any = None, **more: Any,
 ) -> Trial:  # fmt: skip
     """A pass of an A-block beside its fp64 reference.
@@ -129,7 +127,7 @@ def block_trial(
         path: of the checks.
         sample: that the pass is of.
         call: the block under test.
-        leaves: "rows" and its parameters; `named` of `more` gives native names to their gradients.
+        parameters: of the block, by native names.
         choice: of the block.
         recipe: that its products are rounded by.
         more: of the trial.
@@ -161,10 +159,10 @@ def block_trial(
         )
 
     native = native_formula(sample)
-    operands = parted({"rows": sample.rows, **sample.weights}, sample)
+    more = {"named": partial(parted, sample=sample), "recipe": recipe, "gradient": sample.gradient, **more}
     return Trial(
-        path, call, leaves, choice, native, roundings, native, operands=operands, exact=exact, scales=alone,
-        gradient=sample.gradient, recipe=recipe, **more,
+        path, call, {"rows": sample.rows, **parameters}, choice, native, roundings, native, exact=exact, scales=alone,
+        operands=parted({"rows": sample.rows, **sample.weights}, sample), **more,
     )  # fmt: skip
 
 
@@ -232,15 +230,10 @@ def probe(bench: Bench) -> None:
 
 def layer_trial(path: str, layer: Any, sample: Sample, **more: Any) -> Trial:
     """A pass of the wrapper."""
-    leaves = {"rows": sample.rows, **dict((layer.native or layer.te).named_parameters())}
-
-    own = {f"grad.qkv.{part}_weight": f"grad.qkv.weight.{part}" for part in PARTS}  # of Transformer Engine's layer
-
-    def named(seen: dict[str, Any]) -> dict[str, Any]:
-        return parted({own.get(name, name): tensor for name, tensor in seen.items()}, sample)
-
+    own = {f"qkv.{part}_weight": f"qkv.weight.{part}" for part in PARTS}  # of Transformer Engine's layer
+    parameters = {own.get(name, name): value for name, value in (layer.native or layer.te).named_parameters()}
     call = partial(layer, sample.rows, rope=sample.rope, **sample.options)
-    return block_trial(path, sample, call, leaves, lambda: layer.choice, named=named, **more)
+    return block_trial(path, sample, call, parameters, lambda: layer.choice, **more)
 
 
 def _run(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
@@ -333,14 +326,41 @@ def check_whole_layer(bench: Bench, spec: Any) -> None:
 
 
 def _try_whole(bench: Bench, spec: Any, sample: Sample, path: str, **more: Any) -> Tried | None:
-    """One case; None where the layer has other parameters: a check has failed, and there is nothing to compare."""
-    layer, choice = _new_whole_layer(bench, spec, sample, path)
-    if layer is None:
+    """The layer as the bridge builds it, with the weights of a sample.
+
+    None where it has other parameters: a check has failed, and there is nothing to compare.
+    """
+    hidden, ffn = sample.weights["mlp.fc2_weight"].shape
+    made = {"dtype": sample.rows.dtype, "device": bench.device}
+    choice = spec.kind_spec("A", device=bench.device).choice
+    if bench.wants_te:
+        sizes = {"hidden": hidden, "ffn_hidden": ffn, "num_heads": HEADS, "num_gqa_groups": GROUPS}
+        layer, names, order = spec.te_attention_layer(**sizes, layer_number=1, **made), NAMES, _interleaved(sample)
+    else:
+        layer = spec.native_layer_spec()["A"](hidden, ffn, HEADS, hidden // HEADS, GROUPS, **made)
+        names, order = dict(zip(NAMES, NAMES, strict=True)), slice(None)
+    own = dict(layer.named_parameters())
+    wanted = {names[name]: (tuple(value.shape), value.dtype) for name, value in sample.weights.items()}
+    found = {name: (tuple(parameter.shape), parameter.dtype) for name, parameter in own.items()}
+    bench.check(f"{path}.parameters", found == wanted, str(found))
+    if found != wanted:
         return None
-    leaves = {"rows": sample.rows, **dict(layer.named_parameters())}
-    call, named = partial(layer, sample.rows), partial(_named_natively, sample)
-    trial = block_trial(path, sample, call, leaves, lambda: choice, named=named, shown=_shown_by_te, **more)
-    return try_case(bench, trial)
+    parameters = {name: own[names[name]] for name in sample.weights}
+    with torch.no_grad():
+        for name, weight in sample.weights.items():
+            parameters[name].copy_(weight[order] if name == "qkv.weight" else weight)
+
+    def named(seen: dict[str, Any]) -> dict[str, Any]:
+        joint = seen["grad.qkv.weight"]
+        if joint is not None:
+            seen["grad.qkv.weight"] = torch.empty_like(joint)
+            seen["grad.qkv.weight"][order] = joint
+        return parted(seen, sample)
+
+    call, shown = partial(layer.train(), sample.rows), _shown_by_te
+    return try_case(
+        bench, block_trial(path, sample, call, parameters, lambda: choice, named=named, shown=shown, **more)
+    )
 
 
 def _check_low_precision(bench: Bench, name: str, tried: Tried, recipe: Any, sample: Sample) -> None:
@@ -354,32 +374,6 @@ def _check_low_precision(bench: Bench, name: str, tried: Tried, recipe: Any, sam
             error = relative_error(torch.cat(found), torch.cat([tried.wanted[part] for part in own]))
         parts.append(low_precision_ran(error, last, f"{NAMES[weight]}, of its last product alone"))
     bench.check_parts(name, *parts)
-
-
-def _new_whole_layer(bench: Bench, spec: Any, sample: Sample, path: str) -> tuple[Any, Any]:
-    """The layer as the bridge builds it, with the weights of a sample, and what was chosen.
-
-    It is None where it has other parameters: a check has failed, and there is nothing to compare.
-    """
-    hidden, ffn = sample.weights["mlp.fc2_weight"].shape
-    made = {"dtype": sample.rows.dtype, "device": bench.device}
-    choice = spec.kind_spec("A", device=bench.device).choice
-    if bench.wants_te:
-        sizes = {"hidden": hidden, "ffn_hidden": ffn, "num_heads": HEADS, "num_gqa_groups": GROUPS}
-        layer, names = spec.te_attention_layer(**sizes, layer_number=1, **made), NAMES
-    else:
-        layer = spec.native_layer_spec()["A"](hidden, ffn, HEADS, hidden // HEADS, GROUPS, **made)
-        names = {name: name for name in NAMES}
-    own, order = dict(layer.named_parameters()), _interleaved(sample)
-    wanted = {names[name]: (tuple(value.shape), value.dtype) for name, value in sample.weights.items()}
-    found = {name: (tuple(parameter.shape), parameter.dtype) for name, parameter in own.items()}
-    bench.check(f"{path}.parameters", found == wanted, str(found))
-    if found != wanted:
-        return None, choice
-    with torch.no_grad():
-        for name, weight in sample.weights.items():
-            own[names[name]].copy_(weight[order] if bench.wants_te and name == "qkv.weight" else weight)
-    return layer.train(), choice
 
 
 def _interleaved(sample: Sample) -> Any:
@@ -396,23 +390,7 @@ def _interleaved(sample: Sample) -> Any:
     return (first + torch.arange(width, device=sample.rows.device)).flatten()
 
 
-# --- names ------------------------------------------------------------------------------------------------
-
-
-def _named_natively(sample: Sample, seen: dict[str, Any]) -> dict[str, Any]:
-    """A pass by native names."""
-    if f"grad.{NAMES['qkv.weight']}" not in seen:
-        return parted(seen, sample)
-    found = {"forward": seen["forward"], "grad.rows": seen["grad.rows"]}
-    found |= {f"grad.{name}": seen[f"grad.{own}"] for name, own in NAMES.items()}
-    if (joint := found["grad.qkv.weight"]) is not None:
-        found["grad.qkv.weight"] = torch.empty_like(joint)
-        found["grad.qkv.weight"][_interleaved(sample)] = joint
-    return parted(found, sample)
-
-
 def _shown_by_te(name: str) -> str:
     """As Transformer Engine's layer has it: a part of it is none of what stands under "mlp" in this cell."""
-    own = name.removeprefix("grad.")
-    head, part = ("qkv.weight", own.removeprefix("qkv.weight")) if own.startswith("qkv.weight.") else (own, "")
-    return f"grad.{NAMES[head]}{part}" if head in NAMES else name
+    head = next((one for one in NAMES if name.startswith(f"grad.{one}")), "")
+    return name.replace(head, NAMES[head]) if head else name

@@ -3,8 +3,8 @@
 The same steps are taken with a checkpoint and without one: several micro-batches a step, weights that move. Outputs and
 gradients then have the same bits, and each amax is taken in once: under delayed scaling the second forward pass takes
 the scales of the first ("to ensure both forward steps are numerically same", `pytorch/quantization.py`, 2.12 to 2.20).
-The refusals of torch's checkpoint, of second passes in another order and of a scope in a checkpoint are plain Python:
-tests/bridge holds them.
+The refusals of torch's checkpoint, of second passes in another order and of a scope in a checkpoint are plain Python,
+and so is what stays in high precision in a second pass: tests/bridge holds them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from ..bench import Bench, different
 from ..observe import Enter
-from .stacks import Seen, check_same_bits, new_batch, new_stack, run_block, train_step
+from .stacks import Seen, check_same_bits, new_batch, new_stack, train_step
 
 WAYS: Final = {"reentrant": True, "not-reentrant": False}
 FACTORS: Final = ((1.0, 3.0), (2.0, 0.5))  # of the micro-batches of each step: another amax each
@@ -27,7 +27,7 @@ COLUMNS: Final = {"forward": {"input": 0, "weight": 1}, "backward": {"gradient":
 
 
 def probe(bench: Bench) -> None:
-    """Whole blocks, and high precision inside of them."""
+    """Whole blocks, in bf16 and in every recipe."""
     recipes = {recipe: bench.low_precision(recipe) for recipe in bench.require_recipes()}
     for name, enter in {"bf16": nullcontext, **recipes}.items():
         delayed = name == "delayed"
@@ -36,9 +36,6 @@ def probe(bench: Bench) -> None:
         if delayed:  # the others keep nothing of a pass: backward passes after all forward ones, as in a pipeline
             with bench.scope(f"blocks.{name}.late"):
                 _check_blocks(bench, enter, delayed=True, late=True)
-    for recipe, enter in recipes.items():
-        with bench.scope(f"high-precision.{recipe}"):
-            _check_high_precision(bench, enter)
 
 
 def _check_blocks(bench: Bench, enter: Enter, *, delayed: bool, late: bool = False) -> None:
@@ -95,29 +92,3 @@ def _recomputed(bench: Bench, reentrant: bool, calls: list[Any], block: Any, row
         return _with_dropout(block, given)
 
     return bench.bridge("layer_watch").recompute(counted, rows, use_reentrant=reentrant)
-
-
-def _check_high_precision(bench: Bench, enter: Enter) -> None:
-    """A layer that stays in high precision inside a recomputed block, its backward pass begun inside the low scope.
-
-    The second pass then runs in a thread of autograd's, beside the scope that the first thread holds.
-    """
-    scope, like, batch = bench.bridge("fp8_scope"), new_stack(bench, 1), new_batch(bench)
-
-    def mixed(block: Any, rows: Any) -> Any:
-        between = block.up(rows)
-        with scope.high_precision("a projection that stays"):
-            between = block.down(between)
-        return block.mlp(between)
-
-    def recomputed(block: Any, rows: Any, *, use_reentrant: bool) -> Any:
-        return scope.te_recompute(partial(mixed, block), rows, use_reentrant=use_reentrant)
-
-    plain = run_block(bench, like, batch, mixed, around=enter)
-    for way, reentrant in WAYS.items():
-        try:
-            again = run_block(bench, like, batch, partial(recomputed, use_reentrant=reentrant), around=enter)
-        except Exception as fault:
-            bench.check(way, False, f"{type(fault).__name__}: {fault}"[:600])
-        else:
-            check_same_bits(bench, way, [plain], [again], "pass")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -11,7 +10,6 @@ from torch import nn
 
 from ..bench import Bench, different
 from ..observe import Enter
-from ..trial import run_pass
 
 LEARNING_RATE: Final = 1 / 32  # of the largest value of a weight: enough that each step has other weights
 Batch = tuple[Any, Any]
@@ -153,27 +151,6 @@ def check_same_bits(bench: Bench, name: str, some: Sequence[Seen], other: Sequen
     ]
     said = f"{len(found)} with other bits: {', '.join(found[:3])}" if found else "the same bits"
     bench.check(name, not found and any(one.get(kind) for one in some for kind in kinds), said)
-
-
-def run_block(
-    bench: Bench, like: nn.ModuleList, batch: Batch, call: Callable[[Any, Any], Any], *,
-    around: Enter = nullcontext, forward: Enter = nullcontext,
-) -> Seen:  # fmt: skip
-    """Output and gradients, as the kind "pass", of a new block with the weights of `like`.
-
-    Args:
-        bench: of the probe.
-        like: a stack of one block.
-        batch: of one micro-batch.
-        call: (block, rows) -> output.
-        around: scope of the whole pass.
-        forward: scope of the forward pass alone.
-    """
-    block, (rows, gradient) = new_stack(bench, 1, like=like)[0], batch
-    leaf = rows.detach().clone().requires_grad_()
-    leaves = {"rows": leaf, **dict(block.named_parameters())}
-    with around():
-        return {"pass": run_pass(lambda: call(block, leaf), leaves, gradient, forward)}
 
 
 def evaluate(stack: Any, enter: Enter, rows: Any) -> Any:

@@ -7,6 +7,7 @@ layer of a zone gives the same bits, and each product of a layer between the zon
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from typing import Any, Final
@@ -16,8 +17,9 @@ import torch
 from ..bench import Bench, different
 from ..low_precision import Watched, check_layers_in_low_precision, run_alone, watching_layers
 from ..observe import Enter
+from ..trial import run_pass
 from .graphs import scope_of
-from .stacks import check_same_bits, new_batch, new_stack, run_block, shape_of, te_layers
+from .stacks import Seen, check_same_bits, new_batch, new_stack, shape_of, te_layers
 
 LAYERS: Final = 5
 FIRST: Final = 1
@@ -122,5 +124,12 @@ def _check_zone_in_a_group(bench: Bench, enter: Enter) -> None:
 
 def _check_scope(bench: Bench, enter: Enter) -> None:
     """A backward pass inside the scope gives the bits of one after it."""
-    run = partial(run_block, bench, new_stack(bench, 1), new_batch(bench), lambda block, rows: block(rows))
-    check_same_bits(bench, "backward-inside", [run(forward=enter)], [run(around=enter)], "pass")
+    like, (rows, gradient) = new_stack(bench, 1), new_batch(bench)
+
+    def run(around: Enter, forward: Enter) -> Seen:
+        block, leaf = new_stack(bench, 1, like=like)[0], rows.detach().clone().requires_grad_()
+        with around():
+            leaves = {"rows": leaf, **dict(block.named_parameters())}
+            return {"pass": run_pass(partial(block, leaf), leaves, gradient, forward)}
+
+    check_same_bits(bench, "backward-inside", [run(nullcontext, enter)], [run(enter, nullcontext)], "pass")

@@ -36,10 +36,6 @@ def blocks(bench: Bench, recipe: str = "delayed", **more: Any) -> None:
     probe._check_blocks(bench, enter, delayed=recipe == "delayed", **more)
 
 
-def high(bench: Bench, recipe: str = "delayed") -> None:
-    probe._check_high_precision(bench, bench.low_precision(recipe))
-
-
 def test_it_passes_in_every_recipe() -> None:
     bench = fp8_bench("checkpoint")
     probe.probe(bench)
@@ -48,7 +44,6 @@ def test_it_passes_in_every_recipe() -> None:
     for way in WAYS:
         assert {f"blocks.delayed.{order}.{way}.amax-once" for order in ("in-turn", "late")} <= names
         assert {f"blocks.{kind}.in-turn.{way}.grad" for kind in ("bf16", *RECIPES)} <= names
-        assert {f"high-precision.{recipe}.{way}" for recipe in RECIPES} <= names
 
 
 def manager() -> Any:
@@ -75,19 +70,6 @@ def never_the_same(patch: Patch) -> None:
     patch.setattr(layer, "forward", lambda self, *given, **more: real(self, *given, **more) * (1 + next(count) % 7))
 
 
-def refused_in_the_second_pass(real: Any) -> Any:
-    def scope(because: str) -> Any:
-        if manager().phase == "recompute":
-            raise RuntimeError("beside the scope of another thread")
-        return real(because)
-
-    return scope
-
-
-def low_in_the_second_pass(real: Any) -> Any:
-    return lambda because: nullcontext() if manager().phase == "recompute" else real(because)
-
-
 def both(*ends: str) -> set[str]:
     return {f"{way}.{end}" for way in WAYS for end in ends}
 
@@ -102,10 +84,6 @@ FAULTS: dict[str, tuple[Any, Plant, set[str]]] = {
     "everything kept": (
         partial(blocks, recipe="current"), putting(layer_watch, "te_recompute", lambda call, rows, **_: call(rows)),
         both("run-again"),
-    ),
-    "high precision refused": (high, changing(fp8_scope, "high_precision", refused_in_the_second_pass), set(WAYS)),
-    "high precision low": (
-        partial(high, recipe="current"), changing(fp8_scope, "high_precision", low_in_the_second_pass), {"reentrant"},
     ),
 }  # fmt: skip
 
