@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.bridge import fp8_scope, vendor
+from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.backends import Refusal
 from megacpp_validate.probes import imports as probe
@@ -59,7 +59,6 @@ def raises_no_next_step() -> None:
 
 
 FIREWALL: dict[str, tuple[Plant, str]] = {
-    "ignores the switch": (putting(vendor, "_read_switch", lambda _: ""), "availability.switch"),
     "gives something while off": (putting(te.linear, "_found", (torch.nn.Linear, "")), "accessors.none"),
     "raises no next step": (putting(te.linear, "require", raises_no_next_step), "accessors.require"),
 }  # fmt: skip
@@ -136,16 +135,9 @@ FP8: dict[str, tuple[Plant, str]] = {
     "is not left": (putting(fp8_scope.PrecisionScope, "_close", lambda self, *_: None), "scope.production.restored"),
     "stays on after an exception": (changing(fp8_scope.PrecisionScope, "__exit__", stays_on_after_an_exception),
                                     "scope.delayed.restored-after-an-exception"),
-    "names no place": (putting(fp8_scope, "_place_of_entry", lambda: "somewhere"),
-                       "scope.second-entry.names-both-places"),
-    "factory of the last": (
-        changing(fp8_scope, "group_scope", lambda plain: lambda layers, zones, made: plain(layers, zones, made[::-1])),
-        "scope.group.2-3-4",
-    ),
     "margin": (after(fp8_scope, "te_delayed_scaling", margin), "amax.step0.weight.scale"),
     "rounds nothing": (rounds_nothing, "fp8.block.forward.applied"),
     "smaller blocks": (smaller_blocks, "fp8.block.blocks"),
-    "x1.01": (after(te.linear.require, "forward", lambda out: out * 1.01), "fp8.delayed.forward.applied"),
 }  # fmt: skip
 
 

@@ -71,28 +71,6 @@ def test_every_layer_keeps_the_right_copy(make: Callable[[], Any], recipe: str) 
     assert {part.observed for check in bench.checks for part in check.parts if not part.at_least} == {0.0}
 
 
-def told_otherwise(patch: Patch, told: bool | None, instead: bool | None) -> None:
-    """Every layer takes one answer for another."""
-    from transformer_engine.pytorch.layer import TransformerEngineBaseModule as Layer
-
-    real = Layer.start
-    patch.setattr(Layer, "start", lambda self, inp, first=None: real(self, inp, instead if first is told else first))
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("make", [linear, grouped])
-def test_a_copy_of_the_step_before_is_seen(monkeypatch: Patch, make: Callable[[], Any], recipe: str) -> None:
-    told_otherwise(monkeypatch, told=True, instead=False)
-    found = failed(judge(make, recipe))
-    assert {"forward", "grad.input"} <= found["fp8.renewed"]
-
-
-@pytest.mark.parametrize("instead", [True, None])
-def test_a_copy_that_is_never_taken_is_seen(monkeypatch: Patch, instead: bool | None) -> None:
-    told_otherwise(monkeypatch, told=False, instead=instead)
-    assert failed(judge(linear)).keys() == {"fp8.kept"}
-
-
 def test_weights_that_never_count_are_seen(monkeypatch: Patch) -> None:
     """Both layers take their first weights for good: they agree, and not with their weights."""
     from transformer_engine.pytorch.layer import Rounder, TransformerEngineBaseModule

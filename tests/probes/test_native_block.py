@@ -86,7 +86,6 @@ def plain_projection(real: Any) -> type:
 
 
 WHOLE: dict[str, tuple[Plant, set[str]]] = {
-    "a little attention dropout": (made_with(attention_dropout=0.001), {"fp32.whole.gqa4.forward.repeated"}),
     "other parameters": (made_with(fuse_qkv_params=False), {f"{x}.whole.gqa4.parameters" for x in ("bf16", "delayed")}),
     "outside of the scope": (giving(outside_of_the_scope), {f"{r}.whole.gqa4.grad.applied" for r in RECIPES}),
     "a part that is not the vendor's": (layer_like(plain_projection), {"bf16.whole.gqa4.layers"}),
