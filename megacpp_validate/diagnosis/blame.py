@@ -40,6 +40,7 @@ _SHAPES: Final = re.compile(
     r"divisible|multiples?\b|\balign",
     re.IGNORECASE,
 )
+_RESULT: Final = re.compile(r"^(?:AttributeError|TypeError|ValueError): .*(?:'\w+' object (?:has no|is not)|to unpack)")
 _OF_THE_LAYER: Final = re.compile(
     r"(?:fp8\.\w+\.(?:forward|dgrad|wgrad|bias|finite|blocks|backend)(?:\.applied)?|second-use)$"
 )
@@ -189,6 +190,8 @@ def _explains_exception(cause: Red, effect: Red) -> Link:
     if raised.kind == effect.receipt.outcome.value:  # no text that distinguishes the failure
         return Link.CHECKS
     handed = cause.has(CheckKind.NUMBERS, CheckKind.CONTRACT) and bool(_SHAPES.search(raised.line))
+    # A result of another type fails at whatever its caller does with it first (a pair in place of a tensor, TE 2.20.2).
+    handed |= cause.raised is not None and all(_RESULT.search(one.line) for one in (cause.raised, raised))
     named = cause.entries is not None and effect.entries is not None
     # The frame that refuses a wrong shape does not show which layer made it.
     about = effect.uses if handed and not entries_in(raised.text, effect.uses) else effect.reach

@@ -151,6 +151,12 @@ TABLE: dict[str, tuple[tuple[Receipt, ...], Named]] = {
          raises("expert_gemm", "RuntimeError", "split_with_sizes expects split_sizes to sum exactly to 224")),
         {"permute": ("expert_gemm",)},
     ),
+    "a-result-of-another-type-stops-who-takes-it": (
+        (raises("expert_gemm", "AttributeError", "'tuple' object has no attribute 'backward'"),
+         replace(raises("layer_spec", "AttributeError", "'tuple' object has no attribute 'shape'"),
+                 checks=falls_back("layer_spec", "fp32.experts").checks)),
+        {"expert_gemm": ("layer_spec",)},
+    ),
     "flash-attention-beside-the-block": (
         (fails("attention", "fa3.bf16.gqa4.d128.forward"), fails("native_block", "bf16.gqa4.d64.swiglu.forward")),
         {"attention": (), "native_block": ()},
