@@ -167,8 +167,10 @@ def check_derived(bench: Bench, name: str, tensor: Any) -> None:
             bridge.read_payload(made).scale.mul_(4.0)
         return made
 
-    written: dict[str, Callable[[Any], Any]] = {"copy-into": lambda one: of_another_scale(one).copy_(one),
-               "data": lambda one: _with_data(of_another_scale(one), one)}  # fmt: skip
+    written: dict[str, Callable[[Any], Any]] = {
+        "copy-into": lambda one: of_another_scale(one).copy_(one),
+        "data": lambda one: _with_data(of_another_scale(one), one),
+    }
     for operation, move in {**MOVES, **written}.items():
         try:
             with torch.no_grad():
