@@ -55,17 +55,16 @@ def linear(given: Tensors) -> Any:
     return out if given.get("bias") is None else out + given["bias"]
 
 
-def norm_linear(given: Tensors, eps: float, prefix: str = "") -> Any:
+def norm_linear(given: Tensors, eps: float, prefix: str = "", weight: str = "weight") -> Any:
     """RMSNorm and a linear layer, whose parameters have names that begin with `prefix`: [..., K] -> [..., N]."""
     normed = rms_norm(given["input"], given[f"{prefix}layer_norm_weight"], eps)
-    return torch.einsum("...k,nk->...n", normed, given[f"{prefix}weight"])
+    return torch.einsum("...k,nk->...n", normed, given[f"{prefix}{weight}"])
 
 
-def mlp(given: Tensors, *, activation: str, eps: float) -> Any:
-    """RMSNorm, up, activation, down: [..., D] -> [..., D]."""
-    normed = rms_norm(given["input"], given["layer_norm_weight"], eps)
-    up = torch.einsum("...k,nk->...n", normed, given["fc1_weight"])
-    return torch.einsum("...k,nk->...n", acted(up, activation), given["fc2_weight"])
+def mlp(given: Tensors, *, activation: str, eps: float, prefix: str = "") -> Any:
+    """RMSNorm, up, activation, down, whose parameters have names that begin with `prefix`: [..., D] -> [..., D]."""
+    up = norm_linear(given, eps, prefix, "fc1_weight")
+    return torch.einsum("...k,nk->...n", acted(up, activation), given[f"{prefix}fc2_weight"])
 
 
 def mamba_mixer(parameters: Tensors, *, state: int, head_dim: int, groups: int, eps: float) -> Any:
@@ -85,17 +84,23 @@ def mamba_mixer(parameters: Tensors, *, state: int, head_dim: int, groups: int, 
     dt = torch.log1p(torch.exp(steps + parameters["dt_bias"]))
     decay = torch.exp(-dt * torch.exp(parameters["a_log"]))  # [B, T, H]
     skip = parameters["skip"].expand(batch, length, heads)
-    memory = rows.new_zeros(batch, heads, head_dim, state)
-    seen = []
-    for now in range(length):
-        added = torch.einsum("bh,bhp,bhn->bhpn", dt[:, now], values[:, now], ins[:, now])
-        memory = decay[:, now, :, None, None] * memory + added
-        read = torch.einsum("bhpn,bhn->bhp", memory, outs[:, now])
-        seen.append(read + skip[:, now, :, None] * values[:, now])
-    gated = torch.stack(seen, 1).reshape(batch, length, inner) * PLAIN["silu"](gate)
-    share = gated.reshape(batch, length, groups, inner // groups)
-    normed = (share / torch.sqrt((share * share).mean(-1, keepdim=True) + eps)).reshape(gated.shape)
+    read = _recurrence(decay, dt[..., None] * values, ins, outs) + skip[..., None] * values
+    gated = read.reshape(batch, length, inner) * PLAIN["silu"](gate)
+    normed = rms_norm(gated.reshape(batch, length, groups, inner // groups), 1.0, eps).reshape(gated.shape)
     return torch.einsum("...k,nk->...n", normed * parameters["norm_weight"], parameters["out_projection.weight"])
+
+
+def _recurrence(decay: Any, values: Any, keys: Any, queries: Any) -> Any:
+    """S <- decay S + value key^T, read as S query, one row after another.
+
+    [B, T, H], [B, T, H, P], and [B, T, H, N] twice -> [B, T, H, P].
+    """
+    memory, read = 0.0, []
+    for now in range(decay.shape[1]):
+        added = torch.einsum("bhp,bhn->bhpn", values[:, now], keys[:, now])
+        memory = decay[:, now, :, None, None] * memory + added
+        read.append(torch.einsum("bhpn,bhn->bhp", memory, queries[:, now]))
+    return torch.stack(read, 1)
 
 
 def recurrent_block(parameters: Tensors, *, heads: int, key_dim: int, value_dim: int, eps: float) -> Any:
@@ -106,19 +111,10 @@ def recurrent_block(parameters: Tensors, *, heads: int, key_dim: int, value_dim:
     query, key, value, gate, input_gate, forget = projected.split([keys, keys, values, values, heads, heads], dim=-1)
     shape = (*rows.shape[:2], heads, -1)
     query, key, value = query.reshape(shape) / math.sqrt(key_dim), key.reshape(shape), value.reshape(shape)
-    entering = torch.exp(input_gate + parameters["input_bias"])
-    kept = 1 / (1 + torch.exp(-forget - parameters["forget_bias"]))
-    memory = rows.new_zeros(rows.shape[0], heads, key_dim, value_dim)
-    key_sum = rows.new_zeros(rows.shape[0], heads, key_dim)
-    seen = []
-    for now in range(rows.shape[1]):
-        new = entering[:, now, :, None] * key[:, now]
-        memory = kept[:, now, :, None, None] * memory + torch.einsum("bhk,bhv->bhkv", new, value[:, now])
-        key_sum = kept[:, now, :, None] * key_sum + new
-        divisor = torch.einsum("bhk,bhk->bh", query[:, now], key_sum).abs().clamp_min(1)
-        seen.append(torch.einsum("bhk,bhkv->bhv", query[:, now], memory) / divisor[..., None])
-    y = torch.stack(seen, 1)
-    normed = (y / torch.sqrt((y * y).mean(-1, keepdim=True) + eps)).reshape(*rows.shape[:2], values)
+    key = torch.exp(input_gate + parameters["input_bias"])[..., None] * key
+    kept = _logistic(forget + parameters["forget_bias"])
+    divisor = _recurrence(kept, torch.ones_like(value[..., :1]), key, query).abs().clamp_min(1)
+    normed = rms_norm(_recurrence(kept, value, key, query) / divisor, 1.0, eps).flatten(2)
     gated = normed * parameters["norm_weight"] * torch.sigmoid(gate)
     return rows + torch.einsum("...k,nk->...n", gated, parameters["out_projection.weight"])
 
@@ -137,17 +133,9 @@ def _causal_convolution(mixed: Any, weight: Any, bias: Any) -> Any:
 
 
 def visible(
-    batch: int,
-    heads: int,
-    length: int,
-    *,
-    causal: bool = True,
-    doc_ids: Any = None,
-    window: int | None = None,
-    block_mask: Any = None,
-    block_size: int = 1,
-    device: Any = None,
-) -> Any:
+    batch: int, heads: int, length: int, *, causal: bool = True, doc_ids: Any = None, window: int | None = None,
+    block_mask: Any = None, block_size: int = 1, device: Any = None,
+) -> Any:  # fmt: skip
     """Which key each query sees, [B, H, T, T] bool.
 
     Args:
@@ -245,8 +233,7 @@ def block_step(
     turned = None if rope is None else (rope[0].double(), rope[1].double())
     attention = attention_branch(x, leaves, seen, turned, eps=eps, **heads)
     stream = x + attention
-    of_mlp = {name.removeprefix("mlp."): weight for name, weight in leaves.items() if name.startswith("mlp.")}
-    passed = mlp({**of_mlp, "input": stream}, activation=activation, eps=eps)
+    passed = mlp({**leaves, "input": stream}, activation=activation, eps=eps, prefix="mlp.")
     upstream = gradient.double()
     (through_mlp,) = torch.autograd.grad(passed, stream, upstream, retain_graph=True)
     back = upstream + through_mlp
@@ -273,8 +260,7 @@ def attention_branch(
     eps: float, heads: int, groups: int, width: int,
 ) -> Any:  # fmt: skip
     """out(attention(rope(qkv(norm(rows))))), [B, T, hidden] -> [B, T, hidden]."""
-    normed = rms_norm(rows, weights["qkv.layer_norm_weight"], eps)
-    mixed = torch.einsum("btc,nc->btn", normed, weights["qkv.weight"])
+    mixed = norm_linear({**weights, "input": rows}, eps, "qkv.")
     query, key, value = torch.stack(mixed.split(width, dim=-1), dim=1).split([heads, groups, groups], dim=1)
     if rope is not None:
         query, key = _turn(query, *rope), _turn(key, *rope)

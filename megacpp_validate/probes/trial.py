@@ -95,6 +95,7 @@ class Case:
         scale: factor on the scores that attention is made with; None is its default.
         options: of the call; the probe makes their tensors.
         code: of the refusal that Transformer Engine must give; empty where it must not.
+        quick: whether a quick run takes it.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Case:
     scale: float | None = None
     options: tuple[str, ...] = ()
     code: str = ""
+    quick: bool = False
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -112,10 +111,7 @@ def frozen_scale(patch: Patch) -> None:
 FAULTS: dict[str, tuple[str, Plant, str]] = {
     "supports it": ("mxfp8", support(True, ""), "te-refuses"),
     "says nothing": ("mxfp8", support(False, "no."), "te-says-why"),
-    "own scope lets it in": ("mxfp8", putting(fp8_scope, "te_scope", lambda **_: contextlib.nullcontext()),
-                             "te-scope-refuses"),
     "bridge lets it in": ("mxfp8", bridge_lets_it_in, "bridge-refuses"),
-    "stays on": ("mxfp8", putting(fp8_scope, "reset_te_state", lambda: None), "te-stays-off"),
     "activations in E5M2": ("delayed", with_cast(activations_in_e5m2), "linear.forward.input.quantizer"),
     "one expert in bf16": ("block", product_in_bf16("grouped_linear", "_GroupedLinear", 2),
                            "experts.wgrad.gradient.quantizer"),
