@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -110,60 +109,53 @@ def _off(seen: Any, wanted: Any, lost: float = math.inf) -> float:
     return relative_error(seen, wanted)
 
 
-@dataclass
 class Watched:
     """One layer in a step; the last call counts.
 
     Attributes:
+        layer: that is watched, until its hooks are removed.
         rows, out: input and output; None before the first call.
         to_out, to_rows: their gradients.
+        others, options: of the call.
     """
 
-    layer: Any
     rows: Any = None
     out: Any = None
     to_out: Any = None
     to_rows: Any = None
-    others: tuple[Any, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.others: tuple[Any, ...] = ()
+        self.options: dict[str, Any] = {}
+        before = layer.register_forward_pre_hook(self._before, with_kwargs=True)
+        self.hooks = before, layer.register_forward_hook(self._after)
+
+    def _before(self, _: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        rows, *others = given
+        self.rows, self.others, self.options = rows.detach().clone(), tuple(others), dict(options)
+        if not rows.requires_grad or not torch.is_grad_enabled():
+            return None
+        alone = rows.view_as(rows)  # its gradient is this layer's share; that of `rows` is of all that take them
+        alone.register_hook(lambda gradient: setattr(self, "to_rows", gradient.detach().clone()))
+        return (alone, *others), options
+
+    def _after(self, _: Any, _given: Any, given: Any) -> None:
+        out = given[0] if isinstance(given, tuple) else given
+        self.out = out.detach().clone()
+        if out.requires_grad:
+            out.register_hook(lambda gradient: setattr(self, "to_out", gradient.detach().clone()))
 
 
 @contextmanager
 def watching_layers(layers: Mapping[str, Any]) -> Iterator[dict[str, Watched]]:
     """What these layers, by name, are given and give in the step that is run inside, forward and backward."""
     seen = {name: Watched(layer) for name, layer in layers.items()}
-    handles = []
-    for watched in seen.values():
-        handles.append(watched.layer.register_forward_pre_hook(_before(watched), with_kwargs=True))
-        handles.append(watched.layer.register_forward_hook(_after(watched)))
     try:
         yield seen
     finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _before(watched: Watched) -> Any:
-    def hook(_: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        rows, *others = given
-        watched.rows, watched.others, watched.options = rows.detach().clone(), tuple(others), dict(options)
-        if not rows.requires_grad or not torch.is_grad_enabled():
-            return None
-        alone = rows.view_as(rows)  # its gradient is this layer's share; that of `rows` is of all that take them
-        alone.register_hook(lambda gradient: setattr(watched, "to_rows", gradient.detach().clone()))
-        return (alone, *others), options
-
-    return hook
-
-
-def _after(watched: Watched) -> Any:
-    def hook(_: Any, _given: Any, given: Any) -> None:
-        out = given[0] if isinstance(given, tuple) else given
-        watched.out = out.detach().clone()
-        if out.requires_grad:
-            out.register_hook(lambda gradient: setattr(watched, "to_out", gradient.detach().clone()))
-
-    return hook
+        for hook in (hook for watched in seen.values() for hook in watched.hooks):
+            hook.remove()
 
 
 def check_layers_in_low_precision(bench: Bench, name: str, recipe: Recipe, seen: Mapping[str, Watched]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -28,7 +27,7 @@ from ...bridge.amax_owner import SINGLE_OWNER
 from ...bridge.fp8_scope import amax_shared_with, low_precision
 from ...bridge.layer_watch import watch_layers
 from ...bridge.te_fp8 import reset_te_state, te_amax_state
-from ...evidence.receipt import Backend, write_whole
+from ...evidence.receipt import Backend
 from ..bench import Bench
 from ..emulation import LARGEST, new_state, next_state
 
@@ -149,25 +148,22 @@ def wrong_amaxes(seen_by: Seen, plan: str, rank: int, groups: Groups) -> list[st
 def _run(bench: Bench, place: Place, program: Callable[..., None]) -> Seen:
     """What each rank reports; a check each says how it ended. torch ends all ranks when one fails.
 
-    A rank that lost its peer fails too: at fault is the rank that failed first, by the times that ranks leave.
+    A rank that lost its peer fails too, and says that: each has the text of its own fault.
     """
-    failed, fault = -1, ""
+    fault, seen = "", {}
     with tempfile.TemporaryDirectory() as folder:
         try:
             multiprocessing.spawn(program, (place, bench.order.target.id, folder), nprocs=place.world)
         except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException) as raised:
-            failed, fault = raised.error_index, raised.msg.strip()
-            faults = [json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).glob("*.fault")]
-            if faults and isinstance(raised, multiprocessing.ProcessRaisedException):
-                _, failed, fault = min(faults)
-        outs = {rank: Path(folder, f"{rank}.json") for rank in range(place.world)}
-        seen = {rank: json.loads(out.read_text(encoding="utf-8")) for rank, out in outs.items() if out.exists()}
-    for rank, device in enumerate(place.devices):
-        well = rank in seen and rank != failed
-        said = "ended well" if well else f"ended, because rank {failed} failed"
-        said = fault[-LONGEST_TEXT:] if rank == failed else said
-        where = f"rank {rank} of {place.world} on {device}, {place.backend}"
-        bench.check(f"amax_group.ended.{place.name}.rank{rank}", well, f"{where}: {said}")
+            fault = raised.msg.strip()
+        for rank, device in enumerate(place.devices):
+            out, own = Path(folder, f"{rank}.json"), Path(folder, f"{rank}.fault")
+            if out.exists():
+                seen[rank] = json.loads(out.read_text(encoding="utf-8"))
+            said = own.read_text(encoding="utf-8") if own.exists() else fault
+            said = "ended well" if rank in seen else said[-LONGEST_TEXT:]
+            where = f"rank {rank} of {place.world} on {device}, {place.backend}"
+            bench.check(f"amax_group.ended.{place.name}.rank{rank}", rank in seen, f"{where}: {said}")
     return seen
 
 
@@ -201,8 +197,7 @@ def run_rank(rank: int, place: Place, target: str, folder: str) -> None:
         steps |= zip(("nested.inner", "nested.outer"), train(owner, region), strict=True)
         Path(folder, f"{rank}.json").write_text(json.dumps(steps), encoding="utf-8")
     except Exception:
-        value = json.dumps([time.time(), rank, traceback.format_exc().strip()])
-        write_whole(Path(folder, f"{rank}.fault"), value)
+        Path(folder, f"{rank}.fault").write_text(traceback.format_exc().strip(), encoding="utf-8")
         raise
     finally:
         distributed.destroy_process_group()

@@ -260,7 +260,6 @@ def check_te(bench: Bench, recipe: str) -> None:
         else:
             check_tensor(bench, name, tensor, block)
             check_derived(bench, name, tensor)
-    check_control(bench, made["rows"])
     bench.check("stored.class", type(stored.weight).__name__ == kind, type(stored.weight).__name__)
     for name, one in (("layer", layer), ("stored", stored)):
         with watching_dequantizations(bench.bridge("quantized_tensor").saying) as watch:
@@ -312,24 +311,6 @@ def _quantized(bench: Bench, layer: Any) -> Iterator[tuple[str, Any]]:
                 made = quantizer(values)
             made.update_usage(rowwise_usage=by_row, columnwise_usage=not by_row)
             yield f"{name}{ending}", made
-
-
-def check_control(bench: Bench, tensor: Any) -> None:
-    """That the watch sees what it is for: a method, an operator that knows no such tensor, a cast of the payload."""
-    bridge = bench.bridge("quantized_tensor")
-    payload = bridge.read_payload(tensor).payload
-    silent: dict[str, Callable[[], Any]] = {
-        "method": tensor.dequantize,
-        "operator": lambda: tensor * 1.0,
-        "cast": lambda: payload.to(torch.float32),
-    }
-    for name, read in silent.items():
-        with watching_dequantizations(bridge.saying) as watch, torch.no_grad():
-            read()
-        bench.check(f"control.{name}", len(watch.silent) >= 1, f"{len(watch.seen)} were seen")
-    with watching_dequantizations(bridge.saying) as watch:
-        bridge.dequantize(tensor, "a probe wants to see it said")
-    bench.check("control.said", bool(watch.seen) and not watch.silent, watch.said)
 
 
 # --- torchao ----------------------------------------------------------------------------------------------------------

@@ -117,14 +117,3 @@ FAULTS: dict[str, tuple[str, Plant, set[str]]] = {
 def test_a_fault_is_caught(recipe: str, plant: Plant, wanted: set[str], mesh: Any) -> None:
     found = check_caught(new_bench(), partial(judge, mesh, recipe=recipe), plant, wanted)
     assert plant is not in_bf16_when_compiled or all(name.startswith("compiled.") for name in found)
-
-
-@pytest.mark.parametrize(
-    ("plant", "check"),
-    [
-        (putting(torchao, "after_step", lambda _: None), "scales.after"),
-        (putting(probe, "_stale", lambda _: ()), "scales.missed"),
-    ],
-)
-def test_scales_that_are_not_kept_fail(plant: Plant, check: str, mesh: Any) -> None:
-    check_caught(new_bench(), partial(judge, mesh, all_gather=True), eager(plant), {check})

@@ -106,10 +106,6 @@ FAULTS: dict[str, tuple[Callable[[Bench], None], Plant, set[str]]] = {
     "reading dequantizes": (by("delayed"), changing(quantized_tensor, "read_payload", reads), {"rows.reads-nothing"}),
     "nobody reads": (by("delayed"), putting(quantized_tensor, "_READERS", {}), {"rows.handed-over"}),
     "silent layers": (by("delayed"), silent_layers, {"layer.silent", "stored.silent"}),
-    "a blind watch": (
-        by("delayed"), putting(Watch, "note", lambda self, what: None),
-        {f"control.{name}" for name in ("method", "operator", "cast", "said")},
-    ),
     "torchao's scale multiplies": (
         probe.check_torchao, handing(convention=lambda p: "multiply"),
         {"tensor.parity", "row.parity", "column.turned.parity"},
@@ -198,7 +194,8 @@ def watch(deed: Callable[[], Any]) -> Watch:
     return seen
 
 
-def test_a_cast_in_the_backward_pass_is_counted() -> None:
+def test_an_operator_that_knows_no_such_tensor_and_a_cast_in_the_backward_pass_are_counted() -> None:
+    assert watch(lambda: te.one_scale() * 1.0).silent
     payload = quantized_tensor.read_payload(te.one_scale()).payload  # type: ignore[union-attr]
     rows = torch.ones(48, 32, requires_grad=True)
     rows.register_hook(lambda gradient: gradient * payload.to(torch.float32))
