@@ -16,9 +16,11 @@ from megacpp_validate.report.render.markdown import render_markdown
 ROOT: Final = Path(__file__).resolve().parents[1]
 EVIDENCE: Final = ROOT / "docs" / "evidence"
 H200: Final = "docs/evidence/h200"
+FOUR: Final = f"compare-receipts {H200}/te2.12.0 {H200}/te2.14.1 {H200}/te2.17.1 {H200}/te2.20.2"
 VERBS: Final = {  # page -> what prints it
     "te_canary.txt": "canary 2.14.1 2.15.0",
-    "te_canary_h200.txt": f"compare-receipts {H200}/te2.12.0 {H200}/te2.14.1 {H200}/te2.17.1 {H200}/te2.20.2",
+    "te_canary_h200.txt": FOUR,
+    "../evidence/support.md": f"{FOUR} --format markdown",
     "fp8_policy.txt": "fp8-policy",
     "images_plan.txt": "images --plan",
     "loss_gate_h200.html": "loss-gate docs/evidence/fp8/te2.20.2 --format html",

@@ -144,7 +144,7 @@ def describe_step(step: StepResult, reported: Collection[str] = (), *, verbose: 
 
 def describe_culprit(culprit: Culprit) -> Diagnostic:
     """Who is to blame, the evidence, and what to do."""
-    label = "slower by it" if culprit.is_slowdown else "changed by it" if culprit.green else "red by it"
+    label = "also slower" if culprit.is_slowdown else "also changed" if culprit.green else "fails with it"
     fields = (
         ("evidence", culprit.evidence), ("TE", ", ".join(culprit.entry_points)), (label, ", ".join(culprit.cascades)),
     )  # fmt: skip
