@@ -6,7 +6,7 @@ nothing for is None in its table, and native in the spec.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -20,10 +20,11 @@ from ..native.mlp import NormMLP
 from ..native.norms import RMSNorm, check_eps
 from ..native.recurrent import MatrixRecurrentBlock
 from . import imports as te
-from .backends import Choice, Refusal, choose
+from .backends import Candidate, Choice, Refusal, choose
 from .errors import NotDivisible, UnknownName, WrongDtype
 from .extra_state import keep_checkpoints_plain, take_over
 from .features import PRODUCTION, Features, why_not_te
+from .liger import LigerNorm, LigerNormMLP, ask_liger
 from .linear_walker import cuda_devices
 from .recipes import ALIGNMENT, TE_DTYPES, RecipeName
 from .vendor import Entry
@@ -160,8 +161,10 @@ def kind_spec(kind: Kind, features: Features = PRODUCTION, *, device: Any = "cud
     return KindSpec(kind, found or native, native, choice)
 
 
-def _choose(kind: Kind, features: Features, device: Any, refusal: Refusal | None = None) -> Choice:
-    """TE or native for one kind; `refusal` is what else stands against TE."""
+def _choose(
+    kind: Kind, features: Features, device: Any, refusal: Refusal | None = None, ahead: Sequence[Candidate] = ()
+) -> Choice:
+    """TE or native for one kind; `refusal` is another reason against TE, `ahead` are candidates asked before it."""
     if kind not in FEATURE_OF:
         return choose("layer_spec", (("native", lambda: None),))
 
@@ -171,25 +174,37 @@ def _choose(kind: Kind, features: Features, device: Any, refusal: Refusal | None
             return Refusal("te", "entry-missing", missing)
         return refused
 
-    return choose("layer_spec", (("te", ask), ("native", lambda: None)))
+    return choose("layer_spec", (*ahead, ("te", ask), ("native", lambda: None)))
 
 
 # --- layers, by whichever may be used ---------------------------------------------------------------------------------
 
 
-def build_norm(hidden: int, *, eps: float = 1e-5, dtype: Any, device: Any, features: Features = PRODUCTION) -> Any:
+def build_norm(
+    hidden: int,
+    *,
+    eps: float = 1e-5,
+    dtype: Any,
+    device: Any,
+    features: Features = PRODUCTION,
+    liger: bool = False,
+) -> Any:
     """RMSNorm with `weight` [hidden]: [..., hidden] -> [..., hidden]; `choice` says which it is.
+
+    Args:
+        liger: whether Liger's kernel is asked for before Transformer Engine's.
 
     Raises:
         ValueError: an eps that is negative or not finite, or a width below 1.
         WrongDtype: a dtype that TE, which is to be used, does not take.
     """
-    choice = _choose("norm", features, device)
+    choice = _choose("norm", features, device, ahead=ask_liger(device, dtype, wanted=liger))
     if choice.observed == "te":
         _check_te(eps, dtype)
         layer = te.rmsnorm.require()(hidden, eps=eps, dtype=dtype, device=device)
         return _with_choice(keep_checkpoints_plain(layer), choice)
-    return _with_choice(RMSNorm(hidden, eps=eps, dtype=dtype, device=device), choice)
+    kind = LigerNorm if choice.observed == "liger" else RMSNorm
+    return _with_choice(kind(hidden, eps=eps, dtype=dtype, device=device), choice)
 
 
 def build_mlp(
@@ -201,8 +216,9 @@ def build_mlp(
     dtype: Any,
     device: Any,
     features: Features = PRODUCTION,
+    liger: bool = False,
 ) -> Any:
-    """RMSNorm and MLP: [..., hidden] -> [..., hidden]; `choice` says which it is.
+    """RMSNorm and MLP: [..., hidden] -> [..., hidden]; `choice` says which it is. `liger` is as in `build_norm`.
 
     Both paths have `layer_norm_weight` [hidden], `fc1_weight` [F, hidden] (gated: [2F, hidden], the gate first) and
     `fc2_weight` [hidden, F], and start from the same distribution.
@@ -216,12 +232,14 @@ def build_mlp(
         raise UnknownName(
             f"there is no activation {activation!r}. Next step: choose from {', '.join(get_args(MlpActivation))}."
         )
-    choice = _choose("MLP", features, device)
+    liger = liger and activation == "swiglu"  # of its gated kernels only this one has the formula of the native layer
+    choice = _choose("MLP", features, device, ahead=ask_liger(device, dtype, wanted=liger))
     if choice.observed == "te":
         _check_te(eps, dtype)
         layer = te_mlp(hidden, ffn_hidden, activation=activation, eps=eps, dtype=dtype, device=device)
         return _with_choice(keep_checkpoints_plain(layer), choice)
-    return _with_choice(NormMLP(hidden, ffn_hidden, activation=activation, eps=eps, dtype=dtype, device=device), choice)
+    kind = LigerNormMLP if choice.observed == "liger" else NormMLP
+    return _with_choice(kind(hidden, ffn_hidden, activation=activation, eps=eps, dtype=dtype, device=device), choice)
 
 
 def build_mamba_mixer(

@@ -21,7 +21,7 @@ from .order import Order
 
 BRIDGE: Final = "megacpp_validate.bridge"
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-VENDOR_BACKENDS: Final = frozenset({"te", "fa3", "fa4", "deep_gemm"})
+VENDOR_BACKENDS: Final = frozenset({"te", "fa3", "fa4", "deep_gemm", "liger"})
 SDPA: Final = "sdpa"  # torch's attention, which no vendor calls: beside one, a part of the path fell back
 
 

@@ -399,6 +399,10 @@ LAYERS: Final[dict[str, tuple[dict[str, Count], str]]] = {
         {"forward": Count(5, 4), "": Count(6, 4, 2), "fc2_weight": Count(5, 3, 1)},
         "normed, up-projection, activation, down-projection; backward their gradients times what was kept",
     ),
+    "head_loss": (
+        {"forward": Count(1, 2), "": Count(4, 2, 1)},
+        "the logits; backward their rounding as the exponential scales it, their gradient, the result",
+    ),
     "mixer": (  # the in-projection by TE or not, the rest in torch with an fp32 scan
         {"forward": Count(12, 2), "": Count(20, 3, 2)},
         "x carries normed, projection, convolution and SiLU (4), dt and decay 2 each, b and c enter as sums in which "

@@ -21,7 +21,7 @@ from . import references as reference
 from .bench import DTYPES, Bench
 from .native_block import check_whole_layer
 from .observe import is_te
-from .trial import Formula, formula_of, layer_trial, try_case
+from .trial import Formula, Trial, formula_of, layer_trial, try_case
 
 BY_TE: Final = ("A", "M", "E", "MLP", "norm")
 EPS: Final = 3e-5  # not the default of any layer: one that ignores what it is given shows
@@ -68,6 +68,10 @@ def probe(bench: Bench) -> None:
     for recipe in bench.judged_recipes(""):
         for row in IN_RECIPES:
             _check(bench, spec, sizes, row, "bf16", recipe)
+    for name in DTYPES:
+        for row in BY_LIGER:
+            _check(bench, spec, sizes, row, name)
+        _check_head_loss(bench, sizes, name)
     check_whole_layer(bench, spec)
 
 
@@ -130,7 +134,7 @@ class _Row(NamedTuple):
         make: bench, spec, sizes, and what a layer is made with.
         size: of the rows: 1, or so small that eps counts; in a recipe it is 1.
         memory: whether it is seen to leave nothing behind.
-        wanted: the backend that must run, where it is not the requested one.
+        wanted: the backend that must run, where it is not the requested one; "liger" only where it is installed.
     """
 
     name: str
@@ -141,8 +145,8 @@ class _Row(NamedTuple):
     wanted: str = ""
 
 
-def _norm(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> _Made:
-    layer = bench.filled(spec.build_norm(sizes.hidden, eps=EPS, **made))
+def _norm(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any], **asked: bool) -> _Made:
+    layer = bench.filled(spec.build_norm(sizes.hidden, eps=EPS, **asked, **made))
 
     def by(function: Callable[..., Any]) -> Formula:
         return lambda given: function(given["input"], given["weight"], eps=EPS)
@@ -150,9 +154,9 @@ def _norm(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> _Made
     return _Made(layer, layer.choice, by(reference.rms_norm), by(rms_norm))
 
 
-def _mlp(activation: Any, bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> _Made:
+def _mlp(activation: Any, bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any], **asked: bool) -> _Made:
     options = {"activation": activation, "eps": EPS}
-    layer = bench.filled(spec.build_mlp(sizes.hidden, sizes.ffn, **options, **made))
+    layer = bench.filled(spec.build_mlp(sizes.hidden, sizes.ffn, **options, **asked, **made))
     plain = NormMLP(sizes.hidden, sizes.ffn, **options, **made)
     return _Made(layer, layer.choice, partial(reference.mlp, **options), formula_of(plain))
 
@@ -204,6 +208,10 @@ MLPS: Final = (
 )
 NORMS: Final = (_Row("norm.unit", "norm", _norm, memory=True), _Row("norm.small", "norm", _norm, SMALL))
 LAYERS: Final = (*NORMS, *MLPS, IN_PROJECTION)
+BY_LIGER: Final = (
+    _Row("norm.liger", "norm", partial(_norm, liger=True), SMALL, wanted="liger"),
+    _Row("mlp.liger", "gated_mlp", partial(_mlp, "swiglu", liger=True), memory=True, wanted="liger"),
+)
 # The mixer against the recurrence, one row after another, and the block that TE has nothing for.
 SCANS: Final = (_Row("mixer", "mixer", _mixer), _Row("recurrent", "recurrent", _recurrent, wanted="native"))
 IN_RECIPES: Final = (IN_PROJECTION, *MLPS)
@@ -226,10 +234,46 @@ def _check(bench: Bench, spec: Any, sizes: _Sizes, row: _Row, precision: str, re
     length = {"gated_mlp": sizes.ffn, "plain_mlp": sizes.ffn, "mixer": 2 * sizes.hidden}.get(row.kind, sizes.hidden)
     roundings = partial(counted.layer_roundings, row.kind, precision=stored, length=length)
     given: dict[str, Any] = {"formula": formula, "roundings": roundings, "native": native}
-    given |= {"spread": reference.EXPANDED, "recipe": recipe, "wanted": row.wanted}
+    wanted = _wanted(bench, "") if row.wanted == "liger" else row.wanted
+    given |= {"spread": reference.EXPANDED, "recipe": recipe, "wanted": wanted}
     try_case(bench, layer_trial(path, layer, rows, choice, **given))
     if row.memory and precision == "bf16":
         bench.layer_keeps_nothing(path, layer, rows, enter=bench.low_precision(recipe) if recipe else nullcontext)
+
+
+def _wanted(bench: Bench, otherwise: str) -> str:
+    """Liger where it is installed and has kernels; `otherwise` elsewhere."""
+    return "liger" if bench.device == "cuda" and bench.bridge("liger").LIGER.is_available() else otherwise
+
+
+def _check_head_loss(bench: Bench, sizes: _Sizes, name: str) -> None:
+    """The loss of the head without its logits: a mean with some targets left out, and a sum, in one vector."""
+    liger, dtype = bench.bridge("liger"), DTYPES[name]
+    count, vocabulary, ignored = sizes.batch * sizes.length, 3 * sizes.ffn + 5, 7
+    rows = bench.randn(2, count, sizes.hidden, dtype=dtype, grad=True)
+    weight = bench.randn(vocabulary, sizes.hidden, dtype=dtype, grad=True, scale=sizes.hidden**-0.5)
+    targets = bench.randint(vocabulary, 2, count)
+    targets[0, ::5] = ignored
+    kept = targets != ignored
+    counts = torch.stack([kept[0].sum(), torch.tensor(count, device=kept.device)])
+
+    def run() -> Any:
+        mean = liger.linear_cross_entropy(rows[0], weight, targets[0], ignore_index=ignored)
+        masked = targets[1].masked_fill(~kept[1], -100)
+        return torch.stack([mean, liger.linear_cross_entropy(rows[1], weight, masked, reduction="sum") / count])
+
+    def formula(given: Any) -> Any:
+        logits = (given["input"] @ given["weight"].t()).to(torch.promote_types(given["input"].dtype, torch.float32))
+        losses = logits.logsumexp(-1) - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        return (losses * kept).sum(1) / counts
+
+    stored = counted.precision_of(name)
+    length = max(count, vocabulary)
+    roundings = partial(counted.layer_roundings, "head_loss", precision=stored, length=length)
+    leaves = {"input": rows, "weight": weight}
+    choice = partial(liger.choose_head_loss, dtype=dtype, device=bench.device)
+    given: dict[str, Any] = {"native": formula, "wanted": _wanted(bench, "native"), "tf32": False}
+    try_case(bench, Trial(f"{name}.head_loss", run, leaves, choice, formula, roundings, checks_dtype=False, **given))
 
 
 def _check_experts(bench: Bench, spec: Any, sizes: _Sizes, name: str) -> None:

@@ -41,6 +41,7 @@ _BACKENDS: Final = (
     ("flash_attn_3", "fa3"),
     ("flash_attn.cute", "fa4"),
     ("deep_gemm", "deep_gemm"),
+    ("liger_kernel", "liger"),
     ("ScaledDotProduct", "sdpa"),
     ("GroupedMm", "grouped_mm"),
 )

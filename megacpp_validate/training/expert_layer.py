@@ -45,7 +45,7 @@ class ExpertLayer(Layer):
         super().__init__()
         self.size, self.build, self.spread = size, build, build.spread
         made = {"features": build.features, **build.made}
-        self.norm = build_norm(size.hidden, eps=size.eps, **made)
+        self.norm = build_norm(size.hidden, eps=size.eps, **build.bridged)
         self.router = build_router(size, build.device)
         self.shared = build_shared(size, build.dtype, build.device)
         self.dispatch = Dispatch(size.num_experts, features=build.features)

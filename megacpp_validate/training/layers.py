@@ -55,6 +55,11 @@ class Build:
         """Keyword arguments of a module: dtype and device."""
         return {"dtype": self.dtype, "device": self.device}
 
+    @property
+    def bridged(self) -> dict[str, Any]:
+        """Keyword arguments of a norm or an MLP of the bridge."""
+        return {"features": self.features, "liger": self.forms.liger, **self.made}
+
 
 @dataclass(frozen=True, eq=False)
 class Stepped:
@@ -215,7 +220,7 @@ class MlaLayer(Layer):
 
     def __init__(self, size: Size, build: Build) -> None:
         super().__init__()
-        bridged = {"eps": size.eps, "features": build.features, **build.made}
+        bridged = {"eps": size.eps, **build.bridged}
         self.eps = size.eps
         self.norm = build_norm(size.hidden, **bridged)
         self.ingress = LatentIngress(

@@ -20,6 +20,7 @@ from ..bridge.fp8_scope import PrecisionScope, group_scope, high_precision
 from ..bridge.fused import choose_residual_norm
 from ..bridge.layer_spec import build_norm
 from ..bridge.layer_watch import recompute, watch_layers
+from ..bridge.liger import choose_head_loss, linear_cross_entropy
 from ..native.attention import rope_tables
 from ..native.norms import INIT_STD
 from . import WrongSize
@@ -116,7 +117,7 @@ class HybridModel(nn.Module):
             build_layer(letter, size, build, seed=seed, name=f"layers.{place}")
             for place, letter in enumerate(size.letters)
         )
-        self.norm = build_norm(size.hidden, eps=size.eps, features=build.features, **build.made)
+        self.norm = build_norm(size.hidden, eps=size.eps, **build.bridged)
         self.head = nn.Linear(size.hidden, size.grammar.vocabulary, bias=False, device="meta", dtype=build.dtype)
         self.head.weight = self.embedding.weight if size.tied else nn.Parameter(self._draw("head"))
         cos, sin = rope_tables(size.length, size.head_dim, device=build.device)
@@ -125,8 +126,11 @@ class HybridModel(nn.Module):
         self.mtp = MtpJoin(size, build, seed=seed) if size.mtp else None
         self._takes_added = ["added" in inspect.signature(layer.forward).parameters for layer in self.layers]
         self._recomputed: set[int] = set()  # layers that ran in a recomputed region
-        fused = build.forms.fused_residual_norm
-        self._joined = choose_residual_norm(size.hidden, **build.made) if fused else None
+        self._choices: dict[str, Choice] = {}
+        if build.forms.fused_residual_norm:
+            self._choices["residual_norm"] = choose_residual_norm(size.hidden, **build.made)
+        if build.forms.liger:
+            self._choices["head_loss"] = choose_head_loss(**build.made)
         self._mark_split()
         watch_layers(self)
 
@@ -191,10 +195,8 @@ class HybridModel(nn.Module):
                 "one. Next step: bf16_last 1 or more: auxiliary heads stay in BF16."
             )
         seen = self.trunk(tokens[:, :-1], scope=scope)
-        logits = self.head(seen.rows).flatten(0, 1)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         share = self.build.spread.share
-        language = functional.cross_entropy(wide, self._here(tokens[:, 1:]).flatten()) * share
+        language = self._head_loss(seen.rows, self._here(tokens[:, 1:])) * share
         total = language + seen.aux_loss + seen.z_loss
         if self.mtp is not None:
             total = total + self._mtp_loss(self.mtp, seen.stream, tokens)
@@ -210,9 +212,8 @@ class HybridModel(nn.Module):
             for part, choice in layer.choices().items()
         }
         ahead = {} if self.mtp is None else {f"mtp.{part}": choice for part, choice in self.mtp.choices().items()}
-        joined = {} if self._joined is None else {"residual_norm": self._joined}
         again = {f"layers.{place}.recompute": RECOMPUTED for place in sorted(self._recomputed)}
-        return {**parts, **again, **ahead, **joined, "norm": self.norm.choice}
+        return {**parts, **again, **ahead, **self._choices, "norm": self.norm.choice}
 
     def _groups(self, scope: Scopes | None) -> Iterator[tuple[list[int], AbstractContextManager[Any]]]:
         """Neighbouring layers of one precision, and the scope that they run in."""
@@ -263,11 +264,18 @@ class HybridModel(nn.Module):
         with high_precision(self.size.zones.why_bf16("mtp")):
             step = self._run_layer(len(self.layers) - 1, Stepped(join(stream, self.embedding(ahead))))
             _, normed = norm_of_sum(self.norm, step.rows, step.added, self.size.eps)
-            logits = self.head(normed).flatten(0, 1)
-            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            summed = functional.cross_entropy(wide, targets.flatten(), ignore_index=NO_TARGET, reduction="sum")
+            summed = self._head_loss(normed, targets, reduction="sum")
         predictions = batch * max(length - 1, 1) * plan.data * plan.accumulate
         return self.size.mtp_coefficient * summed / predictions
+
+    def _head_loss(self, rows: Any, targets: Any, *, reduction: str = "mean") -> Any:
+        """Cross-entropy of targets [B, T] by the head, with or without its logits in memory, [] in fp32 at least."""
+        given: dict[str, Any] = {"ignore_index": NO_TARGET, "reduction": reduction}
+        if self.build.forms.liger:
+            return linear_cross_entropy(rows.flatten(0, 1), self.head.weight, targets.flatten(), **given)
+        logits = self.head(rows).flatten(0, 1)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return functional.cross_entropy(wide, targets.flatten(), **given)
 
     def _here(self, tokens: Any) -> Any:
         """Of tokens [B, T] those at the positions of this rank."""
@@ -371,7 +379,7 @@ class MtpJoin(nn.Module):
 
     def __init__(self, size: Size, build: Build, *, seed: int) -> None:
         super().__init__()
-        made = {"eps": size.eps, "features": build.features, **build.made}
+        made = {"eps": size.eps, **build.bridged}
         self.hidden_norm, self.token_norm = build_norm(size.hidden, **made), build_norm(size.hidden, **made)
         drawn = torch.randn(size.hidden, 2 * size.hidden, generator=generator_of(seed, "weights", "mtp"))
         self.projection = nn.Linear(2 * size.hidden, size.hidden, bias=False, device="meta", dtype=build.dtype)

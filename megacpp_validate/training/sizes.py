@@ -31,6 +31,8 @@ class Forms:
         fused_residual_norm: whether a residual connection and the norm behind it are one kernel, where a norm is a
             layer of its own.
         fused_mla_ingress: whether the projections into MLA are one product.
+        liger: whether the head's loss is made without logits, and norms and the MLP of MLA ask Liger first
+            (`bridge.liger`).
         recompute: whether layers A, M and R keep nothing, and run again in the backward pass.
         expert_backends: which backends of `bridge.expert_gemm` the path "bridge" may ask, in this order.
         low_precision_experts: whether E-layers enter the low-precision scope where there is one.
@@ -43,6 +45,7 @@ class Forms:
     compiled_scan: bool = False
     fused_residual_norm: bool = False
     fused_mla_ingress: bool = False
+    liger: bool = False
     recompute: bool = False
     expert_backends: tuple[Literal["te", "deep_gemm", "native"], ...] = ("te", "native")
     low_precision_experts: bool = True
