@@ -39,7 +39,8 @@ def render_scores() -> dict[str, str]:
     }
     files = sorted((EVIDENCE / "smoke" / "ablation").glob("*.json"))
     features = tuple(FeatureAblation.model_validate_json(file.read_bytes()) for file in files)
-    pages["ablation_h200"] = describe_ablation(AblationResult(tool="", features=features))
+    if features:
+        pages["ablation_h200"] = describe_ablation(AblationResult(tool="", features=features))
     return {f"{name}.md": render_markdown(document) for name, document in pages.items()}
 
 

@@ -107,17 +107,19 @@ def ablate(
         tuple[str, ...], "feature=NAME: rows of matrix/postures.toml, repeated or with commas; or all."
     ],
     /,
-    size: Annotated[str, "Of the model: tiny, small, scaled."] = "small",
-    steps: Annotated[int, typer.Option(min=8, help="Of each run.")] = 40,
-    pairs: Annotated[int, typer.Option(min=2, help="Runs of each arm, in turn.")] = 2,
+    size: Annotated[str, "Of the model; else single on a GPU, and tiny on a CPU."] = "",
+    pairs: Annotated[int, typer.Option(min=4, help="Pairs of each feature at most.")] = 64,
     device: Annotated[Literal["cuda", "cpu"], "Where to train."] = "cuda",
     target: Annotated[str, "Whose FP8 recipes hold, on a GPU."] = "h200",
 ) -> Result:
-    """Measure what a feature changes: step time, tokens a second, memory, loss; a win, a tax, or noise.
+    """Measure what a feature does to the time of a step: a win, a tax, or no effect larger than 5%.
 
-    Matched pairs of runs without the feature and with it take turns, same seed and steps. Exit code 0: every feature
-    was judged. 2: arguments or the matrix are wrong. 4: a run failed, or did not run on what was requested.
+    Steps without the feature and with it take turns in one process, until the interval decides or the budget ends:
+    --limit seconds for all features, --pairs for each. Exit code 0: every feature was decided. 2: arguments or the
+    matrix are wrong, or the FP8 policy refuses the preset. 4: a feature is undecided, failed, or did not run on what
+    was requested.
     """
+    from ..catalog.policies import read_fp8_policy
     from ..catalog.postures import read_postures
     from ..gate.ablation import AblationOptions, read_features, run_ablation
     from .output import write_result
@@ -127,7 +129,8 @@ def ablate(
         AblationOptions, locals(), features=read_features(list(features), posture),
         target=target if device == "cuda" else "cpu",
     )  # fmt: skip
-    result = run_ablation(posture, options, say)
+    policy = read_fp8_policy(context.catalog.targets, context.matrix)
+    result = run_ablation(posture, policy, options, say)
     write_result(result, "scores:describe_ablation", context.receipts / "ablation.md", fmt="markdown")
     return result
 

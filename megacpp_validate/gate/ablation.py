@@ -1,9 +1,10 @@
-"""Ablation: runs with and without a feature take turns; what they show is a win, a tax, noise, or no evidence.
+"""Ablation: steps without and with a feature take turns until they show a win, a tax, or no effect larger than 5%.
 
-Runs come as off, on, off, on, and so forth. A machine that gets slower would make the arm that runs later look slower,
-so a linear trend over the runs is estimated together with the effect and taken out of it. The spread is that of runs of
-equal arms, with whatever drift is in it: Student's t with 2 x (pairs - 1) degrees of freedom gives the interval. A
-change whose interval holds no change at all is noise.
+Both arms live in one process and read the same batches. A block of steps without the feature and one with it are a
+pair; pairs run A B B A, so that a linear drift cancels in each two. After four pairs, and after each two more, the mean
+of log(on / off) has the interval of Student's t. Look k spends the share 1 / (k (k + 1)) of `ALPHA`; all shares
+together are 1 however long it goes on, so that looking often makes no false verdict more likely (alpha spending, after
+Lan and DeMets 1983). The interval decides, or the budget of pairs or seconds ends, and the feature stays undecided.
 """
 
 from __future__ import annotations
@@ -13,93 +14,62 @@ import math
 import os
 import re
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, Final, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
+from ..catalog.policies import Fp8Policy
 from ..catalog.postures import Arm, Feature, Posture, merge_orders, settings_of
 from ..environments.cell import own_folder
 from ..environments.interpreter import InterpreterEnvironment, host_interpreter, read_commit
 from ..environments.plan import RunOptions
 from ..environments.venv import find_cpu_python
 from ..errors import NothingSelected
-from ..evidence.loss_curve import UNIT_ROUNDOFF, Depth
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen, Result
-from ..process import Ended, Processes
-from .loss import t_of
+from ..process import Processes
+from .fp8 import PresetRefused, find_refused_run
 
 ArmName = Literal["off", "on"]
 ARMS: Final[tuple[ArmName, ArmName]] = ("off", "on")
 
 
 class Verdict(StrEnum):
-    """What a change is."""
+    """What a feature does to the time of a step."""
 
-    WIN = "win"  # better, by more than its own spread
-    TAX = "tax"  # worse, by more than its own spread
-    NOISE = "noise"  # within its spread
+    WIN = "win"  # the interval is below 1
+    TAX = "tax"  # the interval is above 1
+    NO_EFFECT = "no-effect"  # the interval is within `LEAST` of 1
+    UNDECIDED = "undecided"  # the budget ended before the interval decided
     NOT_JUDGED = "not-judged"  # no evidence
 
 
-class AblationRun(Frozen):
-    """One run of an arm; committed receipts have fields that nothing reads any more.
+class ArmSeen(Frozen):
+    """One arm, as its process reports it.
 
     Attributes:
-        arm: with the feature or without.
-        ending: "done", or how it ended.
-        words: what it said where it did not end well.
-        seconds: wall time of the whole run.
         pattern, parameters: its layers, and how many parameters the whole model has.
         changes: numbers of the size, as they were trained; all of them.
         features, forms: those that it had.
-        parts: name of a part -> the backend that was requested of it, and the one that was observed.
-        step_seconds: of each step, in its order.
-        losses: of each step, nats a prediction; None where it was no number.
-        tokens: a step, on all ranks; 0 where nobody said.
-        peak_bytes: most memory that a rank had in use; 0 where it was not measured.
+        parts: name of a part -> the backend that was observed.
+        loss: of its last step, nats a prediction; None where it was no number.
+        peak_bytes: most GPU memory that the arm held in its first steps; 0 where it was not measured.
     """
 
-    model_config = ConfigDict(extra="ignore")
-
-    arm: ArmName
-    ending: str
-    words: str = ""
-    seconds: float = 0.0
     pattern: str = ""
     parameters: int = 0
     changes: dict[str, JsonValue] = Field(default_factory=dict)
     features: dict[str, JsonValue] = Field(default_factory=dict)
     forms: dict[str, JsonValue] = Field(default_factory=dict)
-    parts: dict[str, dict[str, str]] = Field(default_factory=dict)
-    step_seconds: tuple[float, ...] = ()
-    losses: tuple[float | None, ...] = ()
-    tokens: int = 0
+    parts: dict[str, str] = Field(default_factory=dict)
+    loss: float | None = None
     peak_bytes: int = 0
-
-
-class Change(Frozen):
-    """What the feature changes of one number.
-
-    Attributes:
-        name: a row of `METRICS`.
-        off, on: the number in the two arms, means of their runs: seconds, tokens a second, bytes, nats a prediction.
-        ratio: on over off, a linear trend over the runs taken out.
-        low, high: its interval, 95%.
-        verdict: a win or a tax only where the interval leaves out 1.
-    """
-
-    name: str
-    off: float
-    on: float
-    ratio: float
-    low: float
-    high: float
-    verdict: Verdict
 
 
 class FeatureAblation(Result):
@@ -109,14 +79,16 @@ class FeatureAblation(Result):
         tool, commit: that ran it.
         feature, title, plain, source: as the row says.
         base: what both arms began with: "posture" or "plain".
-        off, on: whole orders of the two arms, but for the folder.
-        runs: in the order of time, off and on in turn.
-        changes: a row of each of `METRICS` that was measured; empty where the runs are no evidence.
-        verdict: of the step time.
+        off, on: whole orders of the two arms.
+        arms: both as they were seen; empty where the process reported none.
+        steps: of a block.
+        pairs: median seconds of a step in each block, without the feature and with it, in the order of time.
+        ratio, low, high: of the step time, on over off, with the interval of the last look; 0 where no pair was run.
+        verdict: of the interval.
         reasons: why it was not judged; empty where it was.
     """
 
-    schema_id: Literal["megacpp-validate/feature-ablation/2"] = "megacpp-validate/feature-ablation/2"
+    schema_id: Literal["megacpp-validate/feature-ablation/3"] = "megacpp-validate/feature-ablation/3"
     commit: str = ""
     feature: str
     title: str
@@ -126,8 +98,12 @@ class FeatureAblation(Result):
     base: Literal["posture", "plain"]
     off: dict[str, JsonValue]
     on: dict[str, JsonValue]
-    runs: tuple[AblationRun, ...] = ()
-    changes: tuple[Change, ...] = ()
+    arms: dict[ArmName, ArmSeen] = Field(default_factory=dict)
+    steps: int = 0
+    pairs: tuple[tuple[float, float], ...] = ()
+    ratio: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
     verdict: Verdict = Verdict.NOT_JUDGED
     reasons: tuple[str, ...] = ()
 
@@ -135,57 +111,82 @@ class FeatureAblation(Result):
 class AblationResult(Result):
     """What a call of the verb showed, feature by feature."""
 
-    schema_id: Literal["megacpp-validate/ablation/2"] = "megacpp-validate/ablation/2"
+    schema_id: Literal["megacpp-validate/ablation/3"] = "megacpp-validate/ablation/3"
     features: tuple[FeatureAblation, ...]
 
     @property
     def lacks(self) -> bool:
-        """Whether a feature could not be judged, or none was selected; a tax is an answer, and closes nothing."""
-        return not self.features or any(row.verdict is Verdict.NOT_JUDGED for row in self.features)
+        """Whether a feature is undecided or not judged, or none was selected; a tax closes nothing."""
+        open_ends = (Verdict.UNDECIDED, Verdict.NOT_JUDGED)
+        return not self.features or any(row.verdict in open_ends for row in self.features)
 
 
-# Steps that compile, tune and fill caches, and are no part of a steady pace; of short runs the first quarter.
-WARM: Final = 5
-FEWEST: Final = 4  # steps whose times count
-# Memory that nobody would miss: where runs agree to the byte any difference is sure, and an allocator rounds and keeps.
-LEAST_MEMORY: Final = math.log(1.01)
+LEAST: Final = math.log(1.05)  # effect that must be seen
+ALPHA: Final = 0.001  # chance that a feature without an effect is ever called a win or a tax
+FIRST_LOOK: Final = 4  # pairs
 
 
-def first_warm_step(steps: int) -> int:
-    """From which step on times count."""
-    return min(WARM, steps // 4)
+def judge_pairs(pairs: Sequence[tuple[float, float]]) -> tuple[Verdict, float, float, float]:
+    """Verdict, and the ratio on / off with its interval.
+
+    Args:
+        pairs: positive seconds (off, on); an even number, `FIRST_LOOK` or more.
+    """
+    logs = [math.log(on / off) for off, on in pairs]
+    mean = statistics.fmean(logs)
+    half = critical_t(len(pairs)) * statistics.stdev(logs) / math.sqrt(len(pairs))
+    verdict = Verdict.UNDECIDED
+    if abs(mean) > half:
+        verdict = Verdict.WIN if mean < 0 else Verdict.TAX
+    elif abs(mean) + half < LEAST:
+        verdict = Verdict.NO_EFFECT
+    return verdict, math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
-def find_run_faults(arm: Arm, order: Mapping[str, Any], run: AblationRun) -> Iterator[str]:
-    """Why one run is no evidence of its arm.
+@cache
+def critical_t(pairs: int) -> float:
+    """Student's t, two-sided, of the look after so many pairs; the degrees of freedom are odd.
+
+    By bisection of the distribution, which is a finite sum for odd degrees (Abramowitz and Stegun, 26.7.3).
+    """
+    look = (pairs - FIRST_LOOK) // 2 + 1
+    inside, freedom = 1 - ALPHA / (look * (look + 1)), pairs - 1
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        term, total = math.cos(angle), 0.0
+        for power in range(3, freedom + 1, 2):
+            total += term
+            term *= math.cos(angle) ** 2 * (power - 1) / power
+        covered = 2 / math.pi * (angle + math.sin(angle) * total)
+        low, high = (angle, high) if covered < inside else (low, angle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def find_arm_faults(arm: Arm, order: Mapping[str, Any], seen: ArmSeen) -> Iterator[str]:
+    """Why what ran is no evidence of an arm.
 
     Args:
         arm: of the row, with the backends that its parts must have been seen on.
-        order: that the run was given, whole.
-        run: as it was seen.
+        order: that the arm was given, whole.
+        seen: what ran.
     """
-    if run.ending != "done":
-        yield f"it ended as {run.ending}: {run.words or 'it wrote nothing'}"
-        return
-    times, steps = run.step_seconds, order["steps"]
-    if not len(times) == len(run.losses) == steps:
-        yield f"it has {len(times)} times and {len(run.losses)} losses of {steps} steps"
-    elif steps - first_warm_step(steps) < FEWEST:
-        yield f"{steps} steps are too few to be compared"
-    if None in run.losses or not all(seconds > 0 for seconds in times):
-        yield "a step has no finite loss, or took no time"
+    if seen.loss is None:
+        yield "its last step has no finite loss"
     for kind in ("changes", "features", "forms"):
-        held = getattr(run, kind)
+        held = getattr(seen, kind)
         for name, wanted in order.get(kind, {}).items():
             if _plain(held.get(name)) != _plain(wanted):
                 got = _plain(held.get(name, "nothing"))
                 yield f"{kind}.{name} was requested as {_plain(wanted)}, and the run reports {got}"
     for pattern, backends in arm.parts.items():
-        found = {name: part for name, part in run.parts.items() if fnmatchcase(name, pattern)}
+        found = {name: backend for name, backend in seen.parts.items() if fnmatchcase(name, pattern)}
         if not found:
             yield f"no part {pattern} was seen, which must be on {' or '.join(backends)}"
-        wrong = {name: part["observed"] for name, part in found.items() if part["observed"] not in backends}
-        yield from (f"{name} ran on {seen}, and must be on {' or '.join(backends)}" for name, seen in wrong.items())
+        wrong = {name: backend for name, backend in found.items() if backend not in backends}
+        yield from (
+            f"{name} ran on {backend}, and must be on {' or '.join(backends)}" for name, backend in wrong.items()
+        )
 
 
 def _plain(value: Any) -> str:
@@ -194,122 +195,69 @@ def _plain(value: Any) -> str:
 
 
 def decide_feature(
-    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], runs: Sequence[AblationRun], pairs: int
+    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], answer: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the runs of a feature show: `changes`, `verdict` and `reasons` of `FeatureAblation`.
+    """Fields of `FeatureAblation` from what its process answered.
 
     Args:
         feature: its row.
         orders: of both arms, whole.
-        runs: in the order of time, off and on in turn.
-        pairs: that were requested, two or more.
+        answer: `fault`, in words; or `pairs`, `steps`, and the receipt of each arm in `arms`.
     """
-    arms: dict[ArmName, Arm] = {"off": feature.off, "on": feature.on}
-    faults = [
-        f"run {number} ({run.arm}): {fault}"
-        for number, run in enumerate(runs, start=1)
-        for fault in find_run_faults(arms[run.arm], orders[run.arm], run)
-    ]
-    if not faults and [run.arm for run in runs] != list(ARMS) * pairs:
-        faults.append(f"{len(runs)} of {2 * pairs} runs are there")
+    if fault := answer.get("fault"):
+        return {"reasons": (fault,)}
+    try:
+        arms = {arm: _read_arm(answer["arms"][arm]) for arm in ARMS}
+        pairs = tuple((float(off), float(on)) for off, on in answer["pairs"])
+        verdict, ratio, low, high = judge_pairs(pairs)
+    except (LookupError, TypeError, ValueError, ArithmeticError) as wrong:
+        return {"reasons": (f"its answer has another form: {type(wrong).__name__}: {wrong}",)}
+    found = {"arms": arms, "pairs": pairs, "steps": answer["steps"]}
+    rows: dict[ArmName, Arm] = {"off": feature.off, "on": feature.on}
+    faults = tuple(
+        f"{arm}: {fault}" for arm, seen in arms.items() for fault in find_arm_faults(rows[arm], orders[arm], seen)
+    )
     if faults:
-        return {"reasons": tuple(faults)}
-    changes = compare_runs(runs, str(orders["off"].get("precision", "fp32")))
-    return {"changes": changes, "verdict": changes[0].verdict}
+        return {**found, "reasons": faults}
+    return {**found, "verdict": verdict, "ratio": ratio, "low": low, "high": high}
 
 
-def compare_runs(runs: Sequence[AblationRun], precision: str) -> tuple[Change, ...]:
-    """Every metric that all runs measured, the step time first.
-
-    A loss changes by more than another order of sums does by itself: arms whose kernels always give the same bits have
-    no spread of their own.
-
-    Args:
-        runs: off and on in turn, without a fault.
-        precision: that the arms were trained in.
-    """
-    rounding = math.log1p(_round_off(runs[0], precision))
-    found = []
-    for name, measure, lower_is_better, least in (
-        ("step_time", lambda run: statistics.median(_warm(run)), True, 0.0),
-        ("tokens_per_second", lambda run: run.tokens / statistics.fmean(_warm(run)), False, 0.0),  # slow steps weigh in
-        ("memory", lambda run: float(run.peak_bytes), True, LEAST_MEMORY),
-        ("loss", lambda run: statistics.fmean(run.losses[-max(1, len(run.losses) // 4) :]), True, rounding),
-    ):
-        values = [measure(run) for run in runs]
-        if all(value > 0 for value in values):
-            found.append(compare(name, values, lower_is_better=lower_is_better, least=least))
-    return tuple(found)
-
-
-def _warm(run: AblationRun) -> tuple[float, ...]:
-    """Seconds of the steps whose times count."""
-    return run.step_seconds[first_warm_step(len(run.step_seconds)) :]
-
-
-def compare(name: str, values: Sequence[float], *, lower_is_better: bool = True, least: float = 0.0) -> Change:
-    """Positive numbers of runs that took turns, as a ratio.
-
-    In: number = level + effect * on + trend * place + noise, the least squares estimate of the effect comes from what
-    of the turns no straight line over the places explains (Frisch and Waugh 1933). Its half interval is Student's t at
-    95% times the deviation of one run, pooled over runs of equal arms: 2 * (pairs - 1) degrees of freedom.
-
-    Args:
-        values: of two pairs or more.
-        least: change of the logarithm under which it is noise, however sure.
-    """
-    logs, places, freedom = [math.log(value / values[0]) for value in values], range(len(values)), len(values) - 2
-    turns = [0.0, 1.0] * (len(values) // 2)
-    slope, start = statistics.linear_regression(places, turns)
-    left = [turn - start - slope * place for turn, place in zip(turns, places, strict=True)]
-    squares = math.fsum(one * one for one in left)
-    change = math.fsum(one * log for one, log in zip(left, logs, strict=True)) / squares
-    apart = math.fsum((log - statistics.fmean(arm)) ** 2 for arm in (logs[0::2], logs[1::2]) for log in arm)
-    half = t_of(freedom + 1)[0] * math.sqrt(apart / freedom / squares)
-    verdict = Verdict.NOISE
-    if abs(change) > max(half, least):
-        verdict = Verdict.WIN if (change < 0) is lower_is_better else Verdict.TAX
-    return Change(
-        name=name, off=statistics.fmean(values[0::2]), on=statistics.fmean(values[1::2]), ratio=math.exp(change),
-        low=math.exp(change - half), high=math.exp(change + half), verdict=verdict,
+def _read_arm(receipt: Mapping[str, Any]) -> ArmSeen:
+    """What is read of the receipt of an arm's rank, which has more."""
+    model, loss = receipt["model"], receipt["steps"][-1]["loss"]
+    return ArmSeen(
+        pattern=model["pattern"], parameters=model["parameters"], changes=model["size"], features=receipt["features"],
+        forms=receipt["forms"], parts={name: part["observed"] for name, part in receipt["choices"].items()},
+        loss=loss if isinstance(loss, float) and math.isfinite(loss) else None, peak_bytes=receipt["peak_bytes"],
     )  # fmt: skip
-
-
-def _round_off(run: AblationRun, precision: str) -> float:
-    """Relative error of the loss at the end of a run that rounding alone makes; 0 where no tokens were counted.
-
-    What is lower than bf16 counts as that.
-    """
-    if not run.tokens:
-        return 0.0
-    hidden, wide = run.changes.get("hidden", 0), run.changes.get("ffn_hidden", 0)
-    longest = max(2 * int(hidden), int(wide), 1)  # type: ignore[arg-type]
-    depth = Depth(len(run.pattern) + 1, longest, run.tokens)
-    return depth.floor(precision if precision in UNIT_ROUNDOFF else "bf16") * math.sqrt(len(run.losses))
 
 
 # --- Running both arms. ---
 
 ALL: Final = "all"
 MODULE: Final = "megacpp_validate.training.smoke"
+# The smallest size whose steps an H200 itself takes longer for than the host takes to launch them: with `small` the
+# medians of equal runs differed by up to 28% (H200, 2026-11-22), because the GPU waited for the host.
+SIZES: Final = {"cuda": "single", "cpu": "tiny"}
 # Low, and reached late: at 3e-3 from the first step on, two arms that differed by roundings left the plateau of their
 # first losses ten steps apart (H200, 2026-11-22), and a feature seemed to change the loss by 1 nat.
 LEARNING_RATE: Final = 3e-4
-_GRACE_S: Final = 60.0  # the run has a limit of its own, and reports which rank was late
-_LAST_WORDS: Final = 600  # characters of a log that are kept
+_SCHEDULED: Final = 2000  # steps: more than a budget of pairs takes
+_GRACE_S: Final = 60.0  # to start up, and to end the pairs that run when the budget ends
 
 
 @dataclass(frozen=True)
 class AblationOptions(RunOptions):
-    """What the user gave.
+    """What the user gave; `limit_s` is the budget of seconds of all features together.
 
     Attributes:
         features: ids, in the order in which they are run.
+        size: of the model; empty for that of the device.
+        pairs: at most, of each feature.
     """
 
     features: tuple[str, ...]
     size: str
-    steps: int
     pairs: int
     device: Literal["cuda", "cpu"]
 
@@ -330,107 +278,87 @@ def read_features(words: Sequence[str], posture: Posture) -> tuple[str, ...]:
 
 
 def plan_arms(posture: Posture, feature: Feature, options: AblationOptions) -> dict[ArmName, dict[str, Any]]:
-    """The whole order of each arm, but for its folder; they differ in the feature and in nothing else.
+    """The whole order of each arm; they differ in the feature and in nothing else.
 
     Both begin with the posture, and nobody looking on; on a CPU with everything in its plain form.
     """
     plain = options.device == "cpu"
     switches = dict.fromkeys(posture.switches if plain else posture.observability, False)  # who looks on costs time
     order: dict[str, Any] = {
-        "size": options.size, "changes": {}, "plan": {"data": 1}, "steps": options.steps,
-        "seed": options.seed,
-        "precision": "bf16" if options.device == "cuda" else "fp32", "device": options.device,
+        "size": options.size or SIZES[options.device], "changes": {}, "plan": {"data": 1}, "steps": _SCHEDULED,
+        "seed": options.seed, "precision": "fp32" if plain else "bf16", "device": options.device,
         "target": options.target, "features": {}, "forms": {}, "learning_rate": LEARNING_RATE,
-        "warm_up": options.steps // 2,
+        "warm_up": _SCHEDULED // 2,
     }  # fmt: skip
     order = merge_orders(order, settings_of(posture, switches))
     order = merge_orders(order, feature.both.as_order)
     return {"off": merge_orders(order, feature.off.as_order), "on": merge_orders(order, feature.on.as_order)}
 
 
-def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[str], None]) -> AblationResult:
-    """Run every feature after the other; each receipt is written when its feature is through.
+def run_ablation(
+    posture: Posture, policy: Fp8Policy, options: AblationOptions, report: Callable[[str], None]
+) -> AblationResult:
+    """Run the features, as many as the budget allows, and write the receipt of each.
+
+    All run in one process, which pays once for imports and for what is compiled. Where the process ends early, the
+    feature at hand is not judged, and those after it run in another process.
 
     Args:
-        report: called with a line for each run that ended.
+        policy: of low precision; arms whose preset it refuses do not start.
+        report: called with a line for each feature.
 
     Raises:
+        PresetRefused: the policy refuses an arm; nothing was started.
         NoEnvironment: there is no interpreter.
         ToolError: another run writes to the folder of the receipts.
         OSError: the receipts cannot be written.
     """
-    rows: list[FeatureAblation] = []
     base: Literal["plain", "posture"] = "plain" if options.device == "cpu" else "posture"
-    python = find_cpu_python(options.python) if base == "plain" else options.python
-    environment, processes = host_interpreter(os.environ, python), Processes()
+    environment = host_interpreter(os.environ, find_cpu_python(options.python) if base == "plain" else options.python)
+    orders = {name: plan_arms(posture, posture.find(name), options) for name in options.features}
+    for name, arms in orders.items():
+        for order in arms.values():
+            changes = " ".join(f"{key}={value}" for key, value in order["changes"].items())
+            preset = order["features"].get("preset", "production")
+            if reason := find_refused_run(policy, preset, order["precision"], changes):
+                raise PresetRefused(f"{name} does not start: {reason}")
+    rows = []
     with own_folder(options.receipts):
-        for name in options.features:
+        for name, answer in _run_in_turn(environment, orders, options):
             feature = posture.find(name)
-            orders = plan_arms(posture, feature, options)
-            runs = tuple(_run_in_turn(feature, orders, options, environment, processes, report))
             row = FeatureAblation(
                 commit=read_commit(), interpreter=environment.shown, base=base, feature=name,
-                **feature.model_dump(include={"title", "plain", "source"}), off=orders["off"], on=orders["on"],
-                runs=runs, **decide_feature(feature, orders, runs, options.pairs),
+                **feature.model_dump(include={"title", "plain", "source"}), off=orders[name]["off"],
+                on=orders[name]["on"],
+                **decide_feature(feature, orders[name], answer),
             )  # fmt: skip
             write_whole(options.receipts / f"{name}.json", row.model_dump_json(indent=2) + "\n")
             rows.append(row)
-            report(f"{name}: {row.verdict.value}")
+            report(f"{row.verdict.value:12} {name} ({len(row.pairs)} pairs)")
     return AblationResult(features=tuple(rows))
 
 
 def _run_in_turn(
-    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], options: AblationOptions,
-    environment: InterpreterEnvironment, processes: Processes, report: Callable[[str], None],
-) -> Iterator[AblationRun]:  # fmt: skip
-    """Off, on, off, on. A run that is no evidence is the last: the same order would end alike."""
-    for place in range(2 * options.pairs):
-        arm: ArmName = ARMS[place % 2]
-        home = options.receipts.absolute() / feature.id / f"{place + 1}-{arm}"
+    environment: InterpreterEnvironment, orders: Mapping[str, Any], options: AblationOptions
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Feature and what its process answered, or the words of its fault."""
+    ends, processes, waiting = time.monotonic() + options.limit_s, Processes(), list(orders)
+    looks = {pairs: critical_t(pairs) for pairs in range(FIRST_LOOK, max(options.pairs, FIRST_LOOK) + 1, 2)}
+    while waiting:
+        left = max(0.0, ends - time.monotonic())
+        home = options.receipts.absolute() / f"from-{waiting[0]}"
         home.mkdir(parents=True, exist_ok=True)
-        given, log = home / "order.json", home / "log"
-        write_whole(given, json.dumps({**orders[arm], "folder": str(home / "run"), "limit_s": options.limit_s}) + "\n")
-        call = environment.call(MODULE)
-        ended = processes.run(call, folder=home, limit_s=options.limit_s + _GRACE_S, log=log, given=given)
-        run = read_run(ended, arm)
-        report(f"{run.ending:12} {feature.id} {arm} {place + 1}/{2 * options.pairs} ({run.seconds:.1f} s)")
-        yield run
-        if any(find_run_faults(getattr(feature, arm), orders[arm], run)):
+        given = {"arms": {name: orders[name] for name in waiting}, "folder": str(home), "seconds": left}
+        given |= {"device": options.device, "looks": looks, "least": LEAST}
+        write_whole(home / "order.json", json.dumps(given))
+        ended = processes.run(
+            environment.call(MODULE), folder=home, limit_s=left + _GRACE_S, log=home / "log", given=home / "order.json"
+        )
+        while waiting and (answer := home / f"{waiting[0]}.json").is_file():
+            yield waiting.pop(0), json.loads(answer.read_text())
+        if ended.code == 0:
+            fault = f"the budget of {options.limit_s:g} s ended first. Next step: name it alone, or raise --limit"
+            yield from ((name, {"fault": fault}) for name in waiting)
             return
-
-
-def read_run(ended: Ended, arm: ArmName) -> AblationRun:
-    """What a process answered: the last line that is an answer; libraries may write something after it."""
-    lines = [line for line in ended.words.splitlines() if line.startswith("{") and '"ending"' in line]
-    last = f"Its last words: {' '.join(ended.words.split())[-_LAST_WORDS:] or 'none'}"
-    if lines:
-        try:
-            run = AblationRun(arm=arm, **_read_answer(json.loads(lines[-1])))
-        except (LookupError, TypeError, ValueError) as fault:
-            words = f"its answer has another form: {type(fault).__name__}: {fault}. {last}"
-            return AblationRun(arm=arm, seconds=ended.seconds, ending="no-answer", words=words)
-        if run.ending != "done" or not ended.code:
-            return run
-    words = f"it gave no answer. {last}" if not lines else f"it answers done, and its process ended so. {last}"
-    return AblationRun(arm=arm, seconds=ended.seconds, ending=f"{ended.how} {ended.code}", words=words)
-
-
-def _read_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a run, from what its one rank reports; it reports more than is read here."""
-    fields: dict[str, Any] = {name: answer[name] for name in ("ending", "words", "seconds") if name in answer}
-    for rank in answer["ranks"][:1]:
-        model, steps, goodput = rank["model"], rank["steps"], rank["goodput"]
-        fields |= {
-            "pattern": model["pattern"], "parameters": model["parameters"], "changes": model["size"],
-            "features": rank["features"], "forms": rank["forms"],
-            "parts": {name: {key: part[key] for key in ("requested", "observed")}
-                      for name, part in rank["choices"].items()},
-            "step_seconds": [step["seconds"] for step in steps], "losses": [_finite(step["loss"]) for step in steps],
-            "tokens": goodput["tokens"] // max(len(steps), 1),
-            "peak_bytes": max(goodput["peak_bytes"].values(), default=0),
-        }  # fmt: skip
-    return fields
-
-
-def _finite(loss: object) -> float | None:
-    return loss if isinstance(loss, float) and math.isfinite(loss) else None  # what is no number comes as text
+        if waiting:
+            yield waiting.pop(0), {"fault": f"its process ended by {ended.how} {ended.code}: {ended.last_words}"}

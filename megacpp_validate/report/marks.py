@@ -64,8 +64,8 @@ _VALUES: Final = {
     "false-alarm",
     cascade: "blocked cascade",
     risk: "risk fails-before tax warned waived accepted holds",  # what holds is a waiver
-    missing: "not-run not-judged unknown cannot-build cannot-tell claimed lost not-planted elsewhere",
-    quiet: "note noise kept harmless expected-unsupported not-needed rolled-back",
+    missing: "not-run not-judged undecided unknown cannot-build cannot-tell claimed lost not-planted elsewhere",
+    quiet: "note no-effect kept harmless expected-unsupported not-needed rolled-back",
     good: "pass good verified win fits done warm clean same new allowed fixed right caught quiet",
 }
 _MARKS: Final = {value: make(value.replace("-", " ")) for make, values in _VALUES.items() for value in values.split()}

@@ -186,6 +186,19 @@ SIZES["scaled"] = Size(
     recurrent_heads=8, recurrent_key_dim=128, recurrent_value_dim=256,
     classes=8, words=16, lag=2, batch=16, length=1024, mtp=True, shared_experts=1,
 )  # fmt: skip
+# What ablations train on one GPU: `scaled` with fewer experts and tokens, so that two of it fit beside each other.
+SIZES["single"] = replace(SIZES["scaled"], name="single", num_experts=8, batch=8, mtp=False, shared_experts=0)
+# NVIDIA Nemotron 3 Nano 30B-A3B (config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16), scaled down by this rule.
+# Depth: the first period, MEMEM*E, of 52 layers; "*" is A, which has an MLP here. Widths times 8/21, rounded down to a
+# multiple of 16: hidden 2688 -> 1024, expert 1856 -> 704, shared expert 3712 -> 1408 (of A's MLP; the shared expert has
+# the width of the others). Query heads alike: 32 -> 12. A quarter of the 128 experts. Kept: 6 experts a token and 1
+# shared, 2 groups and heads of 128 in A, Mamba heads of 64 with a state of 128 (one group of B and C here, 8 there).
+SIZES["nemotron3"] = Size(
+    "nemotron3", "MEMEMAE", hidden=1024, ffn_hidden=1408, num_heads=12, head_dim=128, num_gqa_groups=2,
+    num_experts=32, top_k=6, expert_width=704, shared_experts=1, mamba_head_dim=64, mamba_state=128,
+    recurrent_heads=4, recurrent_key_dim=64, recurrent_value_dim=128,
+    classes=8, words=16, lag=2, batch=16, length=1024,
+)  # fmt: skip
 # What the loss gate trains: as small as it can be with healthy FP8 well below the cap of the gate, and every product a
 # multiple of 16. The routers have no losses of their own: those would drown the gradients of the quiet half.
 SIZES["gate"] = Size(

@@ -1,4 +1,4 @@
-"""What matched pairs show: noise is noise, a shift is found, a drift helps nobody, and no evidence is no verdict."""
+"""What pairs show: 10% is found, no effect is named, noise takes more pairs; and no evidence is no verdict."""
 
 from __future__ import annotations
 
@@ -14,191 +14,146 @@ import pytest
 from megacpp_validate.catalog.postures import Feature, read_postures
 from megacpp_validate.gate.ablation import (
     ARMS,
+    FIRST_LOOK,
     AblationOptions,
-    AblationRun,
-    Change,
     FeatureAblation,
     Verdict,
-    compare,
-    compare_runs,
+    critical_t,
     decide_feature,
+    judge_pairs,
     plan_arms,
     read_features,
 )
+from tests.catalog.refusals import copy_matrix, edit
 from tests.command_line import Run, make_run_in
 
-STEPS = 40
-DRAWS = 40
 FEATURE = Feature.model_validate({
     "id": "thing", "title": "It is there", "plain": "it is not", "source": "here",
     "off": {"forms": {"recompute": False}, "parts": {"layers.*.block": ["native"]}},
     "on": {"forms": {"recompute": True}, "parts": {"layers.*.block": ["te", "native"]}},
 })  # fmt: skip
 ORDERS: dict[Any, dict[str, Any]] = {
-    arm: {"steps": STEPS, "forms": {"recompute": arm == "on"}, "changes": {}, "features": {}} for arm in ARMS
+    arm: {"forms": {"recompute": arm == "on"}, "changes": {}, "features": {}} for arm in ARMS
 }
 
 
-def draw_runs(
-    seed: int, *, shift: float = 0.0, between: float = 0.0, follow: float = 0.5, drift: float = 0.0, pairs: int = 2
-) -> list[AblationRun]:
-    """Runs whose step times are 0.1 s, times noise that follows itself (AR(1)), noise between runs, and a drift."""
-    draw = random.Random(seed)
-    runs = []
-    for place in range(2 * pairs):
-        level = 0.1 * math.exp(between * draw.gauss(0, 1) + drift * place) * (1 + shift * (place % 2))
-        off, times = draw.gauss(0, 0.01), []
-        for _ in range(STEPS):
-            off = follow * off + math.sqrt(1 - follow * follow) * draw.gauss(0, 0.01)
-            times.append(level * math.exp(off))
-        losses = tuple(3 - 0.01 * step for step in range(STEPS))
-        runs.append(see(place, times, losses))
-    return runs
-
-
-def see(place: int, times: Any, losses: Any, **more: Any) -> AblationRun:
-    arm = ARMS[place % 2]
-    said: dict[str, Any] = {
-        "arm": arm, "ending": "done", "step_seconds": tuple(times), "losses": tuple(losses),
-        "tokens": 1000, "peak_bytes": 100, "forms": {"recompute": arm == "on"},
-        "parts": {"layers.0.block": {"requested": "te", "observed": "native"}},
-    }  # fmt: skip
-    return AblationRun(**{**said, **more})
-
-
-def read(name: str, runs: list[AblationRun], precision: str = "fp32") -> Change:
-    (change,) = (change for change in compare_runs(runs, precision) if change.name == name)
-    return change
+def simulate(draw: random.Random, effect: float, noise: float, drift: float = 0.0) -> tuple[Verdict, int]:
+    """Verdict and number of pairs, 32 at most, of blocks A B B A whose times have a noise and a drift."""
+    pairs: list[tuple[float, float]] = []
+    verdict = Verdict.UNDECIDED
+    while verdict is Verdict.UNDECIDED and len(pairs) < 32:
+        for turn in ((0, 1), (1, 0)):
+            took = {}
+            for place, arm in enumerate(turn):
+                level = 0.1 * math.exp(drift * (2 * len(pairs) + place)) * (1 + effect * arm)
+                took[arm] = level * math.exp(draw.gauss(0, noise))
+            pairs.append((took[0], took[1]))
+        verdict = judge_pairs(pairs)[0] if len(pairs) >= FIRST_LOOK else verdict
+    return verdict, len(pairs)
 
 
 @pytest.mark.parametrize(
-    ("how", "verdict", "share"),
+    ("effect", "noise", "drift", "verdict", "share", "typical"),
     [
-        ({"follow": 0.9}, Verdict.NOISE, 0.95),
-        ({"between": 0.005}, Verdict.NOISE, 0.95),
-        ({"between": 0.02, "pairs": 3}, Verdict.NOISE, 0.95),
-        ({"shift": 0.03}, Verdict.TAX, 0.9),
-        ({"shift": -0.03}, Verdict.WIN, 0.9),
-        # Each run is slower than the one before, so that "on" is slower in each pair: it is no doing of the feature.
-        ({"drift": 0.02}, Verdict.NOISE, 0.95),
-        ({"drift": -0.02}, Verdict.NOISE, 0.95),
+        (-0.1, 0.01, 0.0, Verdict.WIN, 1000, 4),
+        (0.1, 0.01, 0.0, Verdict.TAX, 1000, 6),
+        (0.0, 0.01, 0.0, Verdict.NO_EFFECT, 1000, 8),
+        (0.0, 0.01, 0.02, Verdict.NO_EFFECT, 1000, 14),  # each block is 2% slower than the one before
+        (-0.1, 0.05, 0.0, Verdict.WIN, 987, 16),
+        (0.0, 0.2, 0.0, Verdict.UNDECIDED, 1000, 32),
     ],
 )
-def test_noise_is_noise_a_shift_is_found_and_a_drift_helps_nobody(
-    how: dict[str, Any], verdict: Verdict, share: float
+def test_a_thousand_features(
+    effect: float, noise: float, drift: float, verdict: Verdict, share: int, typical: int
 ) -> None:
-    seen = [read("step_time", draw_runs(seed, **how)).verdict for seed in range(DRAWS)]
-    assert seen.count(verdict) >= share * DRAWS
+    """All that are not decided so run out of pairs: none has a wrong verdict."""
+    found = [simulate(random.Random(seed), effect, noise, drift) for seed in range(1000)]
+    assert sum(one is verdict for one, _ in found) == share
+    assert {one for one, _ in found} <= {verdict, Verdict.UNDECIDED}
+    assert sorted(pairs for _, pairs in found)[500] == typical
 
 
-def test_a_linear_trend_is_taken_out_of_the_estimate() -> None:
-    change = compare("", [math.exp(0.01 * place + (0.03 if place % 2 else 0.0)) for place in range(4)])
-    assert change.ratio == pytest.approx(math.exp(0.03))
-    assert change.low < 1  # twice the drift lies between equal arms, and is spread
+def test_student_of_each_look() -> None:
+    """Two-sided: 0.0005 with 3 degrees of freedom, 0.001 / 6 with 5. By integration of the density."""
+    for pairs, share in ((4, 0.001 / 2), (6, 0.001 / 6)):
+        t, freedom, width = critical_t(pairs), pairs - 1, 1e-3
+        scale = math.gamma(pairs / 2) / math.sqrt(freedom * math.pi) / math.gamma(freedom / 2)
+        inside = sum((1 + (place * width) ** 2 / freedom) ** (-pairs / 2) for place in range(round(t / width))) * width
+        assert 2 * scale * inside == pytest.approx(1 - share, abs=1e-3)
 
 
-@pytest.mark.parametrize(("shift", "verdict"), [(0.018, Verdict.NOISE), (0.021, Verdict.TAX)])
-def test_arms_that_always_give_the_same_bits_are_held_to_what_rounding_does(shift: float, verdict: Verdict) -> None:
-    """24 steps of 8192 tokens through 12 layers in bf16: 0.00099 * sqrt(24) of a loss of 4 are 0.019 nats."""
-    runs = [
-        see(place, [0.1] * 24, [4 + shift * (place % 2)] * 24, tokens=8192, pattern="AEMEAEMEAEMR")
-        for place in range(4)
-    ]
-    assert read("loss", runs, "bf16").verdict is verdict
-    assert read("loss", runs, "fp32").verdict is Verdict.TAX
+def answer(**more: Any) -> dict[str, Any]:
+    arms = {
+        arm: {
+            "model": {"pattern": "AMEAR", "parameters": 1234, "size": {}}, "features": {}, "peak_bytes": 100,
+            "forms": {"recompute": arm == "on"}, "choices": {"layers.0.block": {"observed": "native"}},
+            "steps": [{"loss": 3.0}],
+        } | (more if arm == "on" else {})
+        for arm in ARMS
+    }  # fmt: skip
+    return {"pairs": [(0.1, 0.11)] * 3 + [(0.1, 0.1101)], "steps": 2, "arms": arms}
 
 
-def decide(runs: list[AblationRun], pairs: int = 2) -> FeatureAblation:
+def decide(given: dict[str, Any]) -> FeatureAblation:
     said: dict[str, Any] = {
         "tool": "test", "feature": "thing", "title": "It", "plain": "not it", "source": "here", "base": "plain",
         "off": ORDERS["off"], "on": ORDERS["on"],
     }  # fmt: skip
-    return FeatureAblation(**said, runs=tuple(runs), **decide_feature(FEATURE, ORDERS, runs, pairs))
+    return FeatureAblation(**said, **decide_feature(FEATURE, ORDERS, given))
 
 
 def test_a_feature_is_judged_and_its_receipt_reads_back() -> None:
-    row = decide(draw_runs(0, shift=0.1))
-    assert (row.verdict, row.reasons) == (Verdict.TAX, ())
-    assert [(change.name, change.verdict.value) for change in row.changes] == [
-        ("step_time", "tax"), ("tokens_per_second", "tax"), ("memory", "noise"), ("loss", "noise"),
-    ]  # fmt: skip
+    row = decide(answer())
+    assert (row.verdict, row.reasons, round(row.ratio, 3)) == (Verdict.TAX, (), 1.1)
     assert FeatureAblation.model_validate_json(row.model_dump_json()) == row
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"ending": "died", "words": "rank 0 is at fault"}, "it ended as died: rank 0 is at fault"),
-        ({"step_seconds": (0.1,) * 39}, "39 times and 40 losses of 40 steps"),
-        ({"step_seconds": (0.0,) + (0.1,) * 39}, "a step has no finite loss, or took no time"),
-        ({"losses": (3.0,) * 7 + (None,) * 33}, "a step has no finite loss, or took no time"),
-        ({"forms": {"recompute": False}}, "forms.recompute was requested as true, and the run reports false"),
+        ({"steps": [{"loss": "nan"}]}, "on: its last step has no finite loss"),
+        ({"forms": {"recompute": False}}, "on: forms.recompute was requested as true, and the run reports false"),
         ({"forms": {}}, "forms.recompute was requested as true, and the run reports nothing"),
-        ({"parts": {}}, "no part layers.*.block was seen, which must be on te or native"),
+        ({"choices": {}}, "no part layers.*.block was seen, which must be on te or native"),
         (
-            {"parts": {"layers.0.block": {"requested": "te", "observed": "sdpa"}}},
+            {"choices": {"layers.0.block": {"observed": "sdpa"}}},
             "layers.0.block ran on sdpa, and must be on te or native",
         ),
+        ({"model": {}}, "its answer has another form: KeyError: 'pattern'"),
     ],
 )
-def test_a_run_that_is_no_evidence_is_reported_and_nothing_is_judged(more: dict[str, Any], said: str) -> None:
-    runs = draw_runs(0)
-    row = decide([*runs[:3], runs[3].model_copy(update=more)])
-    assert row.verdict is Verdict.NOT_JUDGED
-    assert any(said in reason and reason.startswith("run 4 (on): ") for reason in row.reasons), row.reasons
-    assert len(row.runs) == 4  # what ran stands in the receipt
-    assert row.changes == ()
-
-
-def test_missing_runs_show_nothing() -> None:
-    assert "3 of 4 runs are there" in decide(draw_runs(0)[:3]).reasons[0]
-
-
-def test_committed_receipts_keep_their_verdicts() -> None:
-    folder = Path(__file__).parents[2] / "docs" / "evidence" / "smoke" / "ablation"
-    posture, verdicts = read_postures(), {}
-    for file in sorted(folder.glob("*.json")):
-        row = FeatureAblation.model_validate_json(file.read_text())
-        if row.feature == "graphs":  # has been removed since
-            continue
-        found = decide_feature(posture.find(row.feature), {"off": row.off, "on": row.on}, row.runs, 2)
-        assert found["changes"] == row.changes
-        assert {change.verdict for change in row.changes if change.name == "loss"} == {Verdict.NOISE}
-        verdicts[row.feature] = found["verdict"].value
-    assert {name for name, verdict in verdicts.items() if verdict != "noise"} == {"fp8_experts", "recompute"}
+def test_what_is_no_evidence_is_reported_and_nothing_is_judged(more: dict[str, Any], said: str) -> None:
+    row = decide(answer(**more))
+    assert (row.verdict, row.ratio) == (Verdict.NOT_JUDGED, 0)
+    assert said in row.reasons[0]
 
 
 # --- The verb, over a stub that speaks as the smoke run does. ---
 
-OPEN, WRONG, NOTHING_SELECTED, MISSING = 0, 2, 3, 4
-# A smoke run that trains nothing: recompute costs 10%; what goes wrong stands in the variable STUB.
+OPEN, WRONG, MISSING = 0, 2, 4
+# A process that trains nothing: recompute costs 10%; what goes wrong stands in the variable STUB.
 STUB = """#!{python} -SE
-import json, os, random, sys
+import json, os, sys
 assert sys.argv[1:] == ["-P", "-u", "-m", "megacpp_validate.training.smoke"], sys.argv
-order = json.load(sys.stdin)
-fault, on = os.environ.get("STUB", ""), order["forms"].get("recompute", False)
-draw = random.Random("/".join(order["folder"].split("/")[-4:]))  # the same wherever the test runs
+order, fault = json.load(sys.stdin), os.environ.get("STUB", "")
 print("a library says something")
-if fault == "dies" and on:
-    sys.exit("no memory left")
-if fault == "damaged":
-    print(json.dumps(dict(ending="done", ranks=[dict(rank=0)])))
-    sys.exit(0)
-def rank():
-    pace, memory = 0.1 * (1.1 if on else 1), 2**30 - 2**28 * on
-    steps = [dict(loss=3.0 - step / 100, seconds=pace + draw.gauss(0, 2e-4)) for step in range(order["steps"])]
-    forms = dict(order["forms"], recompute=False) if fault == "falls-back" else order["forms"]
-    again = ("layers.0.recompute", dict(requested="recompute", observed="recompute", refusals=[]))
-    return dict(
-        rank=0, steps=steps, goodput=dict(tokens=256 * order["steps"], peak_bytes=dict(step=memory)),
-        choices=dict([("norm", dict(requested="te", observed="native", refusals=[]))] + [again] * on),
-        forms=forms,
-        features=order["features"], versions=dict(torch="2"),
-        model=dict(name=order["size"], pattern="AMEAR", parameters=1234, size=order["changes"]),
-    )
-print(json.dumps(dict(ending="done", words="", seconds=1.5, ranks=[rank()])))
-print("and a library says good-bye", file=sys.stderr)
-sys.exit(3 if fault == "ends-badly" else 0)
+for feature, arms in order["arms"].items():
+    if fault == "dies" and feature == "mtp":
+        sys.exit("no memory left")
+    if fault == "slow" and feature == "mtp":
+        break
+    cost = 1.1 if feature == "recompute" else 1.0001
+    seen = dict()
+    for arm, given in arms.items():
+        again = dict(observed="recompute") if given["forms"].get("recompute") else dict(observed="native")
+        seen[arm] = dict(
+            steps=[dict(loss=3.0)], choices={{"layers.0.recompute": again}}, forms=given["forms"], peak_bytes=2**30,
+            features=given["features"], model=dict(pattern="AMEAR", parameters=1234, size=given["changes"]),
+        )
+    pairs = [[0.1, 0.1 * cost], [0.1, 0.1002 * cost], [0.1001, 0.1 * cost], [0.1, 0.1 * cost]]
+    answer = dict(fault="it raised") if fault == feature else dict(pairs=pairs, steps=2, arms=seen)
+    with open(os.path.join(order["folder"], feature + ".json"), "w") as stream:
+        json.dump(answer, stream)
 """
 
 
@@ -208,59 +163,54 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     stub.write_text(STUB.format(python=sys.executable))
     stub.chmod(0o755)
     run = make_run_in(tmp_path, "ablate", capfd, monkeypatch)
-    shared = ("--python", str(stub), "--device", "cpu", "--size", "tiny", "--receipts", "out")
-    return lambda *arguments: run(*arguments, *shared)
-
-
-def read_row(folder: Path) -> FeatureAblation:
-    return FeatureAblation.model_validate_json((folder / "out" / "recompute.json").read_text())
-
-
-def test_a_feature_is_run_in_turns_judged_and_reported(call: Run, tmp_path: Path) -> None:
-    code, out, err = call("feature=recompute")
-    assert code == OPEN, err
-    assert "tax: recompute." in out
-    row = read_row(tmp_path)
-    assert [run.arm for run in row.runs] == ["off", "on", "off", "on"]
-    assert (round(row.changes[0].ratio, 2), round(row.changes[0].off, 1)) == (1.1, 0.1)
-    assert (row.runs[0].pattern, row.runs[0].parameters, row.runs[0].tokens) == ("AMEAR", 1234, 256)
-    assert len(row.runs[3].step_seconds) == 40
-    given = [json.loads(path.read_text()) for path in sorted((tmp_path / "out" / "recompute").glob("*/order.json"))]
-    assert [order["forms"]["recompute"] for order in given] == [False, True, False, True]
-    for order in given:  # they differ in nothing else
-        del order["forms"]["recompute"], order["folder"]
-    assert given == given[:1] * 4
-    page = (tmp_path / "out" / "ablation.md").read_text()
-    assert "recompute" in page
+    shared = ("--python", str(stub), "--device", "cpu", "--receipts", "out", "--format", "json")
+    return lambda *arguments: run("feature=recompute,mtp,trajectory_loss", *arguments, *shared)
 
 
 @pytest.mark.parametrize(
-    ("fault", "runs", "said"),
+    ("fault", "verdicts", "said"),
     [
-        ("dies", 2, "run 2 (on): it ended as exit 1: it gave no answer. Its last words: a library says"),
-        ("falls-back", 2, "forms.recompute was requested as true, and the run reports false"),
-        ("ends-badly", 1, "run 1 (off): it ended as exit 3: it answers done, and its process ended so"),
-        ("damaged", 1, "its answer has another form: KeyError: 'model'"),
+        ("", ["tax", "no-effect", "no-effect"], None),
+        ("mtp", ["tax", "not-judged", "no-effect"], "it raised"),
+        # What was decided is kept, and another process takes what is left.
+        (
+            "dies",
+            ["tax", "not-judged", "no-effect"],
+            "its process ended by exit 1: a library says something | no memory",
+        ),
+        ("slow", ["tax", "not-judged", "not-judged"], "the budget of 900 s ended first. Next step: name it alone"),
     ],
 )
-def test_a_run_that_is_no_evidence(
-    call: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, runs: int, said: str
+def test_features_run_in_one_process_and_are_judged_one_by_one(
+    call: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, verdicts: list[str], said: str | None
 ) -> None:
     monkeypatch.setenv("STUB", fault)
-    code, out, _ = call("feature=recompute", "--format", "json")
-    assert code == MISSING
-    (row,) = json.loads(out)["features"]
-    assert row["verdict"] == "not-judged"
-    assert any(said in reason for reason in row["reasons"]), row["reasons"]
-    kept = read_row(tmp_path)  # what ran before it is kept
-    assert len(kept.runs) == runs
-    assert (tmp_path / "out" / "recompute" / "1-off" / "log").read_text()
+    code, out, err = call()
+    assert code == (MISSING if said else OPEN), err
+    rows = json.loads(out)["features"]
+    assert [row["verdict"] for row in rows] == verdicts
+    assert said is None or said in rows[1]["reasons"][0]
+    kept = FeatureAblation.model_validate_json((tmp_path / "out" / "recompute.json").read_text())
+    assert (round(kept.ratio, 2), kept.off["size"], len(kept.pairs)) == (1.1, "tiny", 4)
+    assert "recompute" in (tmp_path / "out" / "ablation.md").read_text()
+
+
+def test_an_arm_in_a_preset_that_was_rolled_back_does_not_start(call: Run, tmp_path: Path) -> None:
+    matrix = copy_matrix(tmp_path / "matrix")
+    edit(
+        matrix / "postures.toml",
+        ("changes = { mtp = true }", 'precision = "delayed"\nfeatures = { preset = "routers" }'),
+    )
+    code, _, err = call("--matrix", matrix)
+    assert (code, "mtp does not start: the FP8 preset routers was rolled back" in " ".join(err.split())) == (
+        WRONG,
+        True,
+    )
 
 
 def asked(**more: Any) -> AblationOptions:
     said: dict[str, Any] = {
-        "features": (), "size": "small", "steps": 40, "pairs": 2, "seed": 0,
-        "device": "cuda", "target": "h200", "limit_s": 1.0, "receipts": Path(), "python": "",
+        "features": (), "size": "", "pairs": 64, "seed": 0, "device": "cuda", "target": "h200", "receipts": Path(),
     }  # fmt: skip
     return AblationOptions(**{**said, **more})
 

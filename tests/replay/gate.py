@@ -95,7 +95,7 @@ def _committed() -> Iterator[Scenario]:
         return _scenario(name, *more, store=f"docs/evidence/{folder}", at=at)
 
     releases, new = ("te-upgrade", "nightly", "release"), "h200/te2.20.2"
-    for folder, release in product((*FOLDERS, "smoke/ablation", "restart"), releases):
+    for folder, release in product((*FOLDERS, "restart"), releases):
         files = sorted((EVIDENCE / folder).glob("*-h200-*.json.xz"))
         stack = next((file.name.partition("-")[0] for file in files), "te2.20.2")
         yield of(f"{folder} {release}", folder, "--release", release, "--stack", stack, "--target", "h200")

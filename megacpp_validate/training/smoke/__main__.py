@@ -3,7 +3,7 @@
     python -m megacpp_validate.training.smoke < ORDER
 
 ORDER has the fields of `order.SmokeOrder`, and besides `folder`, where logs and receipts stay, `limit_s` and
-`silent_s`.
+`silent_s`; or it has those of `rank.compare_features`, whose answers are files.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ def main() -> int:
     """0 where the run is done, 1 where it ended otherwise, 2 for an impossible order, with nothing started."""
     try:
         given = json.loads(sys.stdin.read())
+        if "arms" in given:
+            from .rank import compare_features
+
+            compare_features(**given)
+            return 0
         limits = {name: float(given.pop(name)) for name in ("limit_s", "silent_s") if name in given}
         folder = Path(given.pop("folder"))
         end = run_smoke(SmokeOrder(**given), folder, **limits)  # type: ignore[arg-type]

@@ -8,22 +8,26 @@ ORDER is a file of `order.SmokeOrder`.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import math
+import os
 import resource
 import socket
 import statistics
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from ...evidence.loss_curve import curve_text
+from ...evidence.receipt import write_whole
 from ...jit.monitor import compiles_since, describe_jit, start_compiling
 from ...jit.watch import after_import
 from ..parallel.checks import CheckFailed
@@ -181,6 +185,97 @@ def _series(norms: dict[str, list[float]]) -> dict[str, list[Any]]:
 
 def _number(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else repr(value)
+
+
+# --- two arms in turn
+
+BEFORE: Final = 8  # steps of an arm before its first pair: they compile and tune, the later half shows the spread
+MOST_STEPS: Final = 16  # of a block
+
+
+def compare_features(
+    arms: Mapping[str, Mapping[str, Mapping[str, Any]]], folder: str, device: str, looks: Mapping[str, float],
+    least: float, seconds: float,
+) -> None:  # fmt: skip
+    """Compare the arms of features one after the other in this process; each answer is FOLDER/FEATURE.json.
+
+    Args:
+        arms: feature -> "off" and "on" -> order.
+        folder: of the answers.
+        device: of all orders.
+        looks: number of pairs -> Student's t of the look after them; the last is the budget of pairs.
+        least: logarithm of the ratio that must be seen.
+        seconds: budget of all features together, of which each has its share of what is left.
+    """
+    ends = time.monotonic() + seconds
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
+    with join_ranks("nccl" if device == "cuda" else "gloo") as rank:
+        for place, (feature, orders) in enumerate(arms.items()):
+            if (left := ends - time.monotonic()) <= 0:
+                return
+            until = time.monotonic() + left / (len(arms) - place)
+            try:
+                answer = compare_arms(orders, rank, looks, least, until)
+            except Exception as fault:  # it is this feature's, and the others are compared all the same
+                answer = {"fault": f"{type(fault).__name__}: {fault}"}
+            write_whole(Path(folder, f"{feature}.json"), json.dumps(answer))
+            torch.compiler.reset()
+            gc.collect()  # layers that hold one another
+            if device == "cuda":
+                torch.cuda.empty_cache()
+
+
+def compare_arms(
+    orders: Mapping[str, Mapping[str, Any]], rank: Rank, looks: Mapping[str, float], least: float, until: float
+) -> dict[str, Any]:
+    """Blocks of steps without and with a feature, A B B A, until the interval decides or the budget ends.
+
+    A block has as many steps as its median needs to lie within the effect that must be seen.
+
+    Returns:
+        pairs: [off, on] median seconds of a step; steps: of a block; arms: the receipt of each, with `peak_bytes`.
+    """
+    trainers, peaks, spread = dict[str, SmokeTrainer](), dict[str, int](), list[float]()
+    for arm, order in orders.items():
+        made = SmokeOrder(**order)
+        made.refuse()
+        memory = _memory_of(made.device)
+        memory()  # and with it the peak of others goes
+        held = torch.cuda.memory_allocated() if made.device == "cuda" else 0
+        trainer = make_trainer(made, rank, Ledger(began_ns=process_began_ns(), memory=memory))
+        if trainers:
+            trainer.language = trainers["off"].language  # which keeps the batch that both arms read
+        else:
+            trainer.language.batch = functools.lru_cache(2)(trainer.language.batch)  # type: ignore[method-assign]
+        times = [trainer.step().seconds for _ in range(BEFORE)]
+        peaks[arm] = max(trainer.ledger.close()["peak_bytes"].values()) - held
+        spread += [math.log(one / statistics.median(times[BEFORE // 2 :])) for one in times[BEFORE // 2 :]]
+        trainers[arm] = trainer
+    steps = min(MOST_STEPS, max(2, math.ceil((statistics.pstdev(spread) / least) ** 2)))
+    pairs: list[list[float]] = []
+    while True:
+        for turn in (("off", "on"), ("on", "off")):
+            took = {arm: _take_block(trainers[arm], steps) for arm in turn}
+            pairs.append([took["off"], took["on"]])
+        if (t := looks.get(str(len(pairs)))) is None:
+            continue
+        logs = [math.log(on / off) for off, on in pairs]
+        mean, half = abs(statistics.fmean(logs)), t * statistics.stdev(logs) / math.sqrt(len(logs))
+        if mean > half or mean + half < least or str(len(pairs) + 2) not in looks or time.monotonic() > until:
+            break
+    receipts = {arm: {**make_receipt(one, one.ledger), "peak_bytes": peaks[arm]} for arm, one in trainers.items()}
+    return {"pairs": pairs, "steps": steps, "arms": receipts}
+
+
+def _take_block(trainer: SmokeTrainer, steps: int) -> float:
+    """Median seconds of a step, after what the other arm left to the device is done."""
+    on_gpu = trainer.order.device == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+    take = trainer.profile_step if on_gpu and trainer.order.profile else trainer.step
+    for _ in range(steps):
+        take()
+    return statistics.median(record.seconds for record in trainer.records[-steps:])
 
 
 # --- same bits

@@ -139,7 +139,7 @@ class SmokeTrainer:
             if order.validate_every and self.done % order.validate_every == 0:
                 self.validate()
             if order.profile and order.device == "cuda" and len(self.records) == PROFILED:
-                self._profile_step()
+                self.profile_step()
             else:
                 self.step()
             saves = order.checkpoint_every and self.done % order.checkpoint_every == 0
@@ -259,7 +259,7 @@ class SmokeTrainer:
             tensor = DTensor.from_local(tensor, mesh, placements, run_check=False, **whole)
         yield name, tensor
 
-    def _profile_step(self) -> None:
+    def profile_step(self) -> None:
         """Do one step under the profiler, which makes it slower."""
         from torch.profiler import ProfilerActivity, profile
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.canary.dynamic.scores import FaultScore
-from megacpp_validate.gate.ablation import AblationResult, FeatureAblation
+from megacpp_validate.gate.ablation import AblationResult, ArmSeen, FeatureAblation, Verdict
 from megacpp_validate.report.describe.scores import describe_ablation, describe_planted
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.markdown import render_markdown
@@ -40,7 +41,26 @@ def test_committed_scores_are_read_with_their_figures(name: str, snapshot: Snaps
 
 
 def test_ablation(snapshot: SnapshotAssertion) -> None:
-    files = sorted((EVIDENCE / "smoke" / "ablation").glob("*.json"))
-    rows = tuple(FeatureAblation.model_validate_json(file.read_text()) for file in files)
+    same: dict[str, Any] = {
+        "tool": "tool 1",
+        "plain": "without",
+        "source": "here",
+        "base": "posture",
+        "off": {},
+        "on": {},
+    }
+    off, on = ArmSeen(loss=3.0, peak_bytes=100), ArmSeen(loss=3.001, peak_bytes=80)
+    seen = {
+        "arms": {"off": off, "on": on},
+        "steps": 4,
+        "pairs": ((0.1, 0.11),) * 4,
+        "ratio": 1.1,
+        "low": 1.08,
+        "high": 1.12,
+    }
+    rows = (
+        FeatureAblation(feature="recompute", title="Less memory", verdict=Verdict.TAX, **same, **seen),
+        FeatureAblation(feature="mtp", title="A head", reasons=("its process ended by exit 1: no memory",), **same),
+    )
     page = describe_ablation(AblationResult(tool="tool 1", features=rows))
     assert render_terminal(page) == snapshot

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ import torch
 
 from megacpp_validate.jit import compiles
 from megacpp_validate.jit.compiles import saw
-from megacpp_validate.training.smoke.rank import make_receipt
+from megacpp_validate.training.parallel.ranks import Rank
+from megacpp_validate.training.smoke.rank import compare_arms, make_receipt
 from megacpp_validate.training.smoke.trainer import WARM, NotFinite, exposed_seconds
 from tests.training.smoke.smoke_train import alone, new_trainer, order_of, same_weights, train
 
@@ -166,3 +170,31 @@ def test_an_evaluation_that_is_no_number_ends_the_run() -> None:
         trainer.model.norm.weight.mul_(float("nan"))
     with pytest.raises(NotFinite, match="the loss of an evaluation is nan"):
         trainer.run()
+
+
+TURNS = asdict(order_of(steps=200))
+
+
+def test_two_arms_take_turns_until_the_interval_decides() -> None:
+    """Student's t of 0 decides at the first look that has it."""
+    taxed = {**TURNS, "changes": {**TURNS["changes"], "trajectory_coefficient": 0.02}}
+    looks = {"4": 1e9, "6": 0.0, "8": 0.0}
+    left = compare_arms({"off": TURNS, "on": taxed}, Rank(0), looks, 0.05, math.inf)
+    off, on = left["arms"]["off"], left["arms"]["on"]
+    assert (len(left["pairs"]), 2 <= left["steps"] <= 16) == (6, True)
+    assert len(off["steps"]) == len(on["steps"]) == 8 + 6 * left["steps"]
+    assert [step["perfect"] for step in off["steps"]] == [step["perfect"] for step in on["steps"]]  # the same batches
+    assert off["peak_bytes"] > 0
+
+
+def test_features_in_one_process_end_with_the_budget_and_a_fault_stays_its_own(tmp_path: Path) -> None:
+    arms = {"broken": {"off": {**TURNS, "size": "huge"}, "on": TURNS}, "late": {"off": TURNS, "on": TURNS}}
+    given = {"arms": arms, "folder": str(tmp_path), "device": "cpu", "looks": {"4": 1e9, "6": 1e9}, "least": 0.05}
+    for seconds, left in ((0.0, set()), (30.0, {"broken", "late"})):
+        words = json.dumps({**given, "seconds": seconds})
+        command = [sys.executable, "-m", "megacpp_validate.training.smoke"]
+        subprocess.run(command, input=words, text=True, capture_output=True, check=True)
+        answers = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+        assert answers.keys() == left
+    assert answers["broken"]["fault"].startswith("WrongSize: unknown size 'huge'")
+    assert len(answers["late"]["pairs"]) == 6
