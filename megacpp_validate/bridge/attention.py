@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ..native.attention import attention as native_attention
 from ..native.norms import without_autocast
+from ..native.sparse_attention import sampled_attention
 from . import imports as te
 from .backends import Choice, Refusal, check_backends, choose
 from .errors import MaskConflict, NotDivisible, WrongDtype, WrongOption, WrongShape, WrongTarget
@@ -69,8 +70,17 @@ REFUSED_OPTIONS: Final = (
         "block-routing",
         "block_mask",
         frozenset({"te", "fa3", "fa4"}),
-        "MoBA top-k routing chooses key blocks by head and query block, which no fused kernel here takes. Next step: "
-        "leave out block_mask for dense attention",
+        "MoBA top-k routing chooses key blocks by head and query, which no fused kernel here takes; it runs in plain "
+        "PyTorch (native.sparse_attention.route_blocks makes the mask). Next step: leave out block_mask for dense "
+        "attention",
+    ),
+    RefusedOption(
+        "sampled-tokens",
+        "indices",
+        frozenset({"te", "fa3", "fa4"}),
+        "DSA sample attention runs over the tokens that an indexer picked for each query, which no fused kernel here "
+        "takes; it runs in plain PyTorch (native.sparse_attention.sampled_attention). Next step: leave out indices for "
+        "dense attention",
     ),
     RefusedOption(
         "soft-cap",
@@ -91,9 +101,11 @@ class Masks:
         doc_ids: [B, T] integers; a query sees the keys of its own document.
         window: a query sees itself and the window - 1 keys before it.
         softcap: logits become softcap * tanh(logits / softcap).
-        block_mask: [B or 1, H or 1, ceil(T / block_size), ceil(T / block_size)] bool; which key blocks each query block
-            sees (MoBA, arXiv:2502.13189), within the causal mask.
+        block_mask: [B or 1, H or 1, T or N, N] bool for N = ceil(T / block_size); which key blocks each query or query
+            block sees (MoBA, arXiv:2502.13189), within the causal mask.
         block_size: tokens in a block.
+        indices: [B, T, K] int64; which tokens each query sees (DSA), as `native.sparse_attention.pick_tokens` gives
+            them.
     """
 
     causal: bool = True
@@ -102,6 +114,7 @@ class Masks:
     softcap: float | None = None
     block_mask: Any = None
     block_size: int | None = None
+    indices: Any = None
 
     def refused_by(self, backend: Backend) -> Refusal | None:
         """Why this backend refuses the call: the first row of `REFUSED_OPTIONS` that applies; None where none does."""
@@ -122,7 +135,7 @@ class Masks:
         for name in ("window", "softcap", "block_size"):
             if (number := getattr(self, name)) is not None and not is_positive(number):
                 raise WrongOption(f"{name} is {number!r}. Next step: pass a positive number, or leave out {name}.")
-        for name in ("doc_ids", "block_mask"):
+        for name in ("doc_ids", "block_mask", "indices"):
             # Not every kernel raises for a mask on another device; some return garbage.
             if (mask := getattr(self, name)) is not None and mask.device != device:
                 raise WrongTarget(f"{name} lies on {mask.device}. Next step: {name}.to({str(device)!r}).")
@@ -139,9 +152,10 @@ def is_positive(number: float) -> bool:
 
 def visible_keys(masks: Masks, length: int, device: Any) -> Any:
     """Which keys each query sees under a block mask: [B or 1, H or 1, T, T] bool."""
-    size = masks.block_size
-    blocks = masks.block_mask.repeat_interleave(size, dim=-2).repeat_interleave(size, dim=-1)
-    seen = blocks[..., :length, :length]
+    size, seen = masks.block_size, masks.block_mask
+    if seen.shape[-2] != length:
+        seen = seen.repeat_interleave(size, dim=-2)
+    seen = seen.repeat_interleave(size, dim=-1)[..., :length, :length]
     if not masks.causal:
         return seen
     return seen & torch.ones(length, length, dtype=torch.bool, device=device).tril()
@@ -156,8 +170,13 @@ def _check_conflicts(masks: Masks) -> None:
         )
     if masks.window is not None and not masks.causal:
         raise MaskConflict("a local window ends at the query, so it is causal. Next step: leave out causal=False.")
-    if masks.softcap is not None and masks.block_mask is not None:
-        raise MaskConflict("no backend caps the logits of routed blocks. Next step: pass softcap or block_mask alone.")
+    if masks.softcap is not None and (masks.block_mask is not None or masks.indices is not None):
+        raise MaskConflict(
+            "no backend caps the logits of routed blocks or sampled tokens. Next step: pass softcap, block_mask or "
+            "indices alone."
+        )
+    if masks.indices is not None and not (masks.causal and masks.window is None and masks.block_mask is None):
+        raise MaskConflict("indices decide alone which past tokens a query sees. Next step: pass no other mask.")
 
 
 def _check_doc_ids(doc_ids: Any, batch: int, length: int) -> None:
@@ -177,10 +196,11 @@ def _check_blocks(block_mask: Any, size: int | None, batch: int, heads: int, len
         raise WrongDtype(f"block_mask is {block_mask.dtype}; wanted bool. Next step: block_mask.bool().")
     blocks = math.ceil(length / size)
     shape = tuple(block_mask.shape)
-    if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads) or shape[2:] != (blocks, blocks):
+    wanted = ((1, batch), (1, heads), (length, blocks), (blocks,))
+    if len(shape) != 4 or any(one not in sizes for one, sizes in zip(shape, wanted, strict=True)):
         raise WrongShape(
-            f"block_mask has shape {shape}, wanted [B or 1, H or 1, T / {size}, T / {size}] = "
-            f"{(batch, heads, blocks, blocks)}, rounded up. Next step: route over all blocks of the sequence."
+            f"block_mask has shape {shape}, wanted [B or 1, H or 1, T or T / {size}, T / {size}] = "
+            f"{(batch, heads, (length, blocks), blocks)}, rounded up. Next step: route over all blocks of the sequence."
         )
 
 
@@ -326,6 +346,7 @@ class Attention(nn.Module):
         softcap: float | None = None,
         block_mask: Any = None,
         block_size: int | None = None,
+        indices: Any = None,
     ) -> Any:
         """Attend.
 
@@ -336,9 +357,10 @@ class Attention(nn.Module):
             doc_ids: [B, T] integers, packed documents: a query sees only keys of its own document.
             window: a query sees itself and the window - 1 keys before it; needs `causal`.
             softcap: logits become softcap * tanh(logits / softcap).
-            block_mask: [B or 1, H or 1, ceil(T / block_size), same] bool: MoBA's routing, which key blocks each query
-                block sees.
+            block_mask: [B or 1, H or 1, T or N, N] bool for N blocks: MoBA's routing, which key blocks each query, or
+                query block, sees.
             block_size: tokens in a block.
+            indices: [B, T, K] int64: DSA, which tokens each query sees; with `doc_ids`, in its own document.
 
         Returns:
             [B, H, T, D] in the dtype of `query`, also inside an autocast region; rows that see no key are zero.
@@ -353,10 +375,11 @@ class Attention(nn.Module):
             value.device, causal, window, softcap, block_size,
         )  # fmt: skip
         decided = self._decided  # a call like the last one is not checked, chosen and recorded again
-        if decided is not None and doc_ids is None and block_mask is None and decided[0] == call:
+        is_plain = doc_ids is None and block_mask is None and indices is None
+        if decided is not None and is_plain and decided[0] == call:
             _, taken, kind = decided
         else:
-            masks = Masks(causal, doc_ids, window, softcap, block_mask, block_size)
+            masks = Masks(causal, doc_ids, window, softcap, block_mask, block_size, indices)
             taken = self._decide(query, key, value, masks, call)
             kind = query.device.type
         te_layer, mask = self._modules.get("te"), "causal" if causal else "no_mask"
@@ -365,7 +388,7 @@ class Attention(nn.Module):
                 return te_layer.forward(query, key, value, mask=mask)
             with without_autocast(query):
                 return te_layer.forward(query, key, value, mask=mask)
-        masks = Masks(causal, doc_ids, window, softcap, block_mask, block_size)
+        masks = Masks(causal, doc_ids, window, softcap, block_mask, block_size, indices)
         return _attend(taken.observed, query, key, value, masks, self.softmax_scale)
 
     def _decide(self, query: Any, key: Any, value: Any, masks: Masks, call: tuple[object, ...]) -> Choice:
@@ -375,7 +398,7 @@ class Attention(nn.Module):
         # Backends after the chosen one are not asked: asking FlashAttention 3 loads another CUDA runtime, and then
         # Transformer Engine 2.12 raises "Multiple libcudart libraries found" (seen 2026-11-21).
         taken = choose("attention", [(name, partial(self._refusal, name, query, masks)) for name in self.backends])
-        is_plain = masks.doc_ids is None and masks.block_mask is None
+        is_plain = masks.doc_ids is None and masks.block_mask is None and masks.indices is None
         self.__dict__.update(choice=taken, _decided=(call, taken, query.device.type) if is_plain else None)
         return taken
 
@@ -437,6 +460,8 @@ def _attend(backend: str, query: Any, key: Any, value: Any, masks: Masks, scale:
     kernels = KERNELS.get(backend)
     if kernels is not None:
         return flash_attention(kernels, query, key, value, causal=causal, window=window, softcap=softcap, scale=scale)
+    if masks.indices is not None:
+        return sampled_attention(query, key, value, masks.indices, scale=scale, doc_ids=masks.doc_ids)[0]
     if masks.block_mask is not None:
         only_blocks = Masks(causal, block_mask=masks.block_mask, block_size=masks.block_size)
         return _block_attention(query, key, value, only_blocks, scale)

@@ -96,13 +96,15 @@ def attention(
             query, key, value, causal=causal, scale=scale, doc_ids=doc_ids, window=window, softcap=softcap
         )
     if doc_ids is None and (window is None or window >= length):
-        return _sdpa(query, key, value, None, causal=causal, scale=scale)
+        return masked_attention(query, key, value, None, causal=causal, scale=scale)
     mask = attention_mask(length, causal=causal, doc_ids=doc_ids, window=window, device=query.device)
-    return _sdpa(query, key, value, mask, causal=False, scale=scale)
+    return masked_attention(query, key, value, mask, scale=scale)
 
 
-def _sdpa(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float | None) -> Any:
-    """SDPA with its groups spelled so that a fused kernel can take them.
+def masked_attention(
+    query: Any, key: Any, value: Any, mask: Any, *, causal: bool = False, scale: float | None = None
+) -> Any:
+    """SDPA under a mask, bool [.., T, T] or None, with its groups spelled so that a fused kernel can take them.
 
     FlashAttention takes groups, but neither a mask nor fp32; the memory-efficient kernel takes both, and groups not in
     every release of PyTorch (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Where it declines, SDPA falls to

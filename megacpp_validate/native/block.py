@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from .attention import apply_rope, attention
 from .mlp import Activation, NormMLP
-from .norms import INIT_STD, NormLinear
+from .norms import INIT_STD, NormLinear, without_autocast
 
 # --- block ---
 
@@ -55,7 +56,7 @@ class ABlock(nn.Module):
                 f"{num_heads} query heads cannot share {num_gqa_groups} key and value heads evenly; "
                 f"num_gqa_groups must divide num_heads."
             )
-        self.num_heads, self.head_dim, self.num_gqa_groups = num_heads, head_dim, num_gqa_groups
+        self.num_heads, self.head_dim, self.num_gqa_groups, self.eps = num_heads, head_dim, num_gqa_groups, eps
         made = {"dtype": dtype, "device": device}
         self.qkv = NormLinear(hidden, (num_heads + 2 * num_gqa_groups) * head_dim, eps=eps, **made)
         self.out = nn.Linear(num_heads * head_dim, hidden, bias=False, **made)
@@ -81,22 +82,100 @@ class ABlock(nn.Module):
         Returns:
             [B, T, hidden] in the dtype of `rows`.
         """
+        query, key, value = self.heads(rows, rope)
+        return self.leave(rows, attention(query, key, value, doc_ids=doc_ids, window=window))
+
+    def heads(self, rows: Any, rope: tuple[Any, Any] | None) -> tuple[Any, Any, Any]:
+        """[B, T, hidden] -> query [B, H, T, D], key and value [B, G, T, D], query and key turned by `rope`."""
         if rows.dim() != 3:
             raise ValueError(f"the block takes rows [B, T, hidden]; it was given {tuple(rows.shape)}.")
-        query, key, value = self._heads(rows)
-        if rope is not None:
-            cos, sin = rope
-            query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
-        seen = attention(query, key, value, doc_ids=doc_ids, window=window)
-        rows = rows + self.out(seen.transpose(1, 2).flatten(2))
-        return rows + self.mlp(rows)
-
-    def _heads(self, rows: Any) -> tuple[Any, Any, Any]:
-        """[B, T, hidden] -> query [B, H, T, D], key and value [B, G, T, D]."""
         heads, groups, width = self.num_heads, self.num_gqa_groups, self.head_dim
         mixed = self.qkv(rows).split([heads * width, groups * width, groups * width], dim=-1)
         query, key, value = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in mixed)
+        if rope is not None:
+            query, key = apply_rope(query, *rope), apply_rope(key, *rope)
         return query, key, value
+
+    def leave(self, rows: Any, seen: Any) -> Any:
+        """The stream [B, T, hidden] after what attention gave, [B, H, T, D], and after the MLP."""
+        rows = rows + self.out(seen.transpose(1, 2).flatten(2))
+        return rows + self.mlp(rows)
+
+
+# --- streams ---
+# Several residual streams: manifold-constrained hyper-connections.
+
+
+class HyperConnection(nn.Module):
+    """mHC: how a layer reads from n residual streams, and what it and they leave in each.
+
+    streams' = residual @ streams + post (x) layer(pre @ streams), with pre = sigmoid, post = 2 sigmoid, and residual
+    made doubly stochastic by Sinkhorn's iterations, so that no stream grows. Each is a base plus a gain times a
+    projection of the normed streams: the score projections. At first all streams stay as they are, the layer reads
+    their mean, and each gains its step.
+
+    Source: Xie et al. 2025, arXiv:2512.24880, section 4.
+
+    Args:
+        hidden: width of a stream.
+        streams: n, 2 or more.
+        steps: Sinkhorn iterations.
+        eps: of the norm.
+        dtype, device: of the parameters: fp32 or fp64, because every later layer reads what is rounded here.
+
+    Attributes:
+        phi_pre, phi_post, phi_res: nn.Linear from n * hidden to n, n and n * n scores.
+        bases: [2n + n * n], of pre, post and residual in that order.
+        gains: [3].
+    """
+
+    def __init__(
+        self, hidden: int, streams: int, *, steps: int = 20, eps: float = 1e-5, dtype: Any = None, device: Any = None
+    ) -> None:
+        super().__init__()
+        self.streams, self.steps, self.eps = streams, steps, eps
+        made = {"dtype": dtype, "device": device}
+        for name, width in (("phi_pre", streams), ("phi_post", streams), ("phi_res", streams**2)):
+            projection = nn.Linear(streams * hidden, width, bias=False, **made)
+            nn.init.normal_(projection.weight, std=INIT_STD)
+            self.add_module(name, projection)
+        residual = 4.0 * torch.eye(streams).flatten()
+        pre = torch.full((streams,), -math.log(streams - 1))  # sigmoid of it is 1 / n
+        self.bases = nn.Parameter(torch.cat([pre, torch.zeros(streams), residual]).to(**made))
+        self.gains = nn.Parameter(torch.full((3,), 0.01, **made))
+
+    def forward(self, streams: Any) -> tuple[Any, Any, Any]:
+        """[B, T, n, hidden] -> pre and post [B, T, n] and residual [B, T, n, n], in the dtype of the parameters."""
+        wide, many = self.bases.dtype, self.streams
+        with without_autocast(streams):
+            flat = streams.flatten(2).to(wide)
+            flat = functional.rms_norm(flat, flat.shape[-1:], eps=self.eps)
+            bases = self.bases.split([many, many, many**2])
+            projections = (self.phi_pre, self.phi_post, self.phi_res)
+            pre, post, residual = (
+                base + gain * phi(flat) for base, gain, phi in zip(bases, self.gains, projections, strict=True)
+            )
+        return pre.sigmoid(), 2 * post.sigmoid(), sinkhorn(residual.unflatten(-1, (many, many)), self.steps)
+
+
+def sinkhorn(logits: Any, steps: int) -> Any:
+    """[..., n, n] -> exp(logits) with rows and columns scaled in turn to a sum of 1 (Sinkhorn & Knopp 1967)."""
+    for _ in range(steps):
+        logits = logits - logits.logsumexp(dim=-1, keepdim=True)
+        logits = logits - logits.logsumexp(dim=-2, keepdim=True)
+    return logits.exp()
+
+
+def read_streams(streams: Any, pre: Any) -> Any:
+    """What a layer reads, [B, T, hidden] in the dtype of the streams [B, T, n, hidden]; `pre` is [B, T, n]."""
+    return torch.einsum("btn,btnd->btd", pre, streams.to(pre.dtype)).to(streams.dtype)
+
+
+def write_streams(streams: Any, step: Any, post: Any, residual: Any) -> Any:
+    """The streams [B, T, n, hidden] after a layer that gave the step [B, T, hidden]."""
+    wide = residual.dtype
+    kept = torch.einsum("btmn,btnd->btmd", residual, streams.to(wide))
+    return (kept + post.unsqueeze(-1) * step.to(wide).unsqueeze(2)).to(streams.dtype)
 
 
 # --- mla ---

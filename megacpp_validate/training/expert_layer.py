@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -65,17 +64,17 @@ class ExpertLayer(Layer):
             self._choices["residual_norm"] = choose_residual_norm(size.hidden, **build.made)
 
     def forward(self, rows: Any, rope: tuple[Any, Any], added: Any = None) -> Stepped:  # noqa: ARG002
-        """[B, T, hidden] -> [B, T, hidden], with the routing of its B * T tokens; `rope` is every layer's."""
+        """[B, T, hidden] -> [B, T, hidden], with the losses of its router; `rope` is every layer's."""
         stream, normed = norm_of_sum(self.norm, rows, added, self.size.eps)
         tokens = normed.flatten(0, 1)
         routing = self.router(tokens)
         mixed = self._mix(tokens, routing)
         if self.shared is not None:
             mixed = mixed + self.shared(tokens)
-        mixed, routing = mixed.unflatten(0, rows.shape[:2]), self._share(routing)
+        mixed, loss = mixed.unflatten(0, rows.shape[:2]), self._share(routing)
         if self.build.forms.fused_residual_norm:
-            return Stepped(stream, routing, mixed)
-        return Stepped(stream + mixed, routing)
+            return Stepped(stream, loss, mixed)
+        return Stepped(stream + mixed, loss)
 
     def load_drawn(self, router: Any, shared: Any, experts: Any) -> None:
         """Take first weights, rounded to the dtypes here.
@@ -142,8 +141,8 @@ class ExpertLayer(Layer):
             refusal = Refusal(moe, "not-fused", why) if why else None
             self._choices["experts"] = choose("expert_path", [(moe, lambda: refusal), ("loop", lambda: None)])
 
-    def _share(self, routing: Routing) -> Routing:
-        """The routing with this rank's shares of its losses, which sum to those of the whole step.
+    def _share(self, routing: Routing) -> Any:
+        """[] this rank's share of the router's two losses; shares sum to those of the whole step.
 
         The z-loss is a mean over tokens. The load-balancing loss multiplies two means; the one without a gradient is
         counted over all ranks. Both are of one pass: plans agree that accumulate alike.
@@ -153,7 +152,7 @@ class ExpertLayer(Layer):
         if spread.token_group is not None:
             probs = routing.logits.softmax(dim=-1)
             aux = self.size.aux_coefficient * share_of_balance_loss(probs, routing.routing_map, spread.token_group)
-        return replace(routing, aux_loss=aux / spread.plan.accumulate, z_loss=routing.z_loss * spread.share)
+        return aux / spread.plan.accumulate + routing.z_loss * spread.share
 
 
 def build_router(size: Size, device: Any) -> TopKRouter:

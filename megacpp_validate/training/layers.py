@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..bridge.attention import Attention
+from ..bridge.attention import Attention, Masks
 from ..bridge.backends import Choice, choose
 from ..bridge.features import PRODUCTION, Features
 from ..bridge.fused import add_rms_norm, choose_residual_norm, compiled_scan, turn_heads
@@ -25,6 +25,7 @@ from ..native.attention import rope_tables
 from ..native.block import LatentIngress
 from ..native.norms import INIT_STD
 from ..native.router import Routing
+from ..native.sparse_attention import IndexCache, RoutedBlock, SampledBlock
 from .parallel.plan import ALONE, Spread
 from .sizes import Forms, Size
 
@@ -67,13 +68,15 @@ class Stepped:
 
     Attributes:
         rows: [B, T, hidden]: the stream after the layer, without `added`.
-        routing: of an E-layer; else None. Its two losses are this rank's shares.
+        loss: [] this rank's share of the layer's own loss, of its router or indexer; None where it has none.
+        picked: tokens that a D-layer picked, for those behind it that reuse them.
         added: [B, T, hidden] that the next norm adds to the rows in its own kernel; None where the rows are complete.
     """
 
     rows: Any
-    routing: Routing | None = None
+    loss: Any = None
     added: Any = None
+    picked: IndexCache | None = None
 
     def whole(self) -> Any:
         """The stream after the layer, [B, T, hidden]."""
@@ -82,6 +85,7 @@ class Stepped:
 
 # FSDP2 and the watch for values that are not finite find tensors in what is registered.
 pytree.register_dataclass(Stepped)
+pytree.register_dataclass(IndexCache)
 pytree.register_dataclass(Routing)
 
 
@@ -153,6 +157,58 @@ class AttentionLayer(Layer):
     def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:
         """[B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2]."""
         return Stepped(self.block(rows, rope=rope))
+
+
+class RoutedLayer(Layer):
+    """A of a size whose attention is "moba": the A-block over routed key blocks; native on every path."""
+
+    def __init__(self, size: Size, build: Build) -> None:
+        super().__init__()
+        options = {**_block_options(size, build), "block_size": size.moba_block, "top_k": size.moba_top_k}
+        self.block = RoutedBlock(*_block_sizes(size), **options)
+        self._choices = {"attention": _native_attention(block_mask=True)}
+
+    def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:
+        """[B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2]."""
+        return Stepped(self.block(rows, rope=rope))
+
+
+class SampledLayer(Layer):
+    """D: the A-block over the tokens that its indexer picks; native on every path."""
+
+    picks = True
+
+    def __init__(self, size: Size, build: Build) -> None:
+        super().__init__()
+        heads = size.index_heads if self.picks else 0
+        picks = {"index_top_k": size.index_top_k, "index_window": size.index_window, "index_heads": heads}
+        self.block = SampledBlock(*_block_sizes(size), **picks, **_block_options(size, build))
+        self.share = build.spread.share
+        self._choices = {"attention": _native_attention(indices=True)}
+
+    def forward(self, rows: Any, rope: tuple[Any, Any], picked: IndexCache | None = None) -> Stepped:
+        """[B, T, hidden] -> [B, T, hidden]; `picked` are the tokens of the D-layer before it."""
+        rows, picked, loss = self.block(rows, rope=rope, cache=picked)
+        return Stepped(rows, None if loss is None else loss * self.share, picked=picked)
+
+
+class ReusingLayer(SampledLayer):
+    """S: a D-layer without an indexer, over the tokens of the last D-layer."""
+
+    picks = False
+
+
+def _block_sizes(size: Size) -> tuple[int, ...]:
+    return size.hidden, size.ffn_hidden, size.num_heads, size.head_dim, size.num_gqa_groups
+
+
+def _block_options(size: Size, build: Build) -> dict[str, Any]:
+    return {"eps": size.eps, **build.made}
+
+
+def _native_attention(**option: Any) -> Choice:
+    """Native, with the reason why Transformer Engine refuses a call with this option."""
+    return choose("attention", [("te", lambda: Masks(**option).refused_by("te")), ("native", lambda: None)])
 
 
 class MambaLayer(Layer):

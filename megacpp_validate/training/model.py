@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
 
@@ -22,11 +22,23 @@ from ..bridge.layer_spec import build_norm
 from ..bridge.layer_watch import recompute, watch_layers
 from ..bridge.liger import choose_head_loss, linear_cross_entropy
 from ..native.attention import rope_tables
+from ..native.block import HyperConnection, read_streams, write_streams
 from ..native.norms import INIT_STD
 from . import WrongSize
 from .expert_layer import ExpertLayer, build_router, build_shared
 from .language import drawn_from, generator_of
-from .layers import AttentionLayer, Build, MambaLayer, MlaLayer, RecurrentLayer, Stepped, norm_of_sum
+from .layers import (
+    AttentionLayer,
+    Build,
+    MambaLayer,
+    MlaLayer,
+    RecurrentLayer,
+    ReusingLayer,
+    RoutedLayer,
+    SampledLayer,
+    Stepped,
+    norm_of_sum,
+)
 from .parallel.checks import mark_split
 from .sizes import Letter, Size
 
@@ -55,13 +67,12 @@ class Trunk:
 
     Attributes:
         rows: [B, T, hidden] behind the last norm.
-        aux_loss, z_loss: [] of all routers, with their coefficients, this rank's shares; 0 without an E-layer.
+        loss: [] of all routers and indexers, with their coefficients, this rank's share; 0 without any.
         stream: [B, T, hidden] ahead of the last norm.
     """
 
     rows: Any
-    aux_loss: Any
-    z_loss: Any
+    loss: Any
     stream: Any
 
 
@@ -102,6 +113,7 @@ class HybridModel(nn.Module):
         layers: one a letter of the pattern.
         norm: behind the last layer.
         head: nn.Linear without bias, [V, hidden]; its weight is the embedding's where the size says tied.
+        streams: how each layer reads and writes the residual streams; None where there is one stream.
         mtp: what is its own of the head that predicts the token after the next one; None without it.
 
     Raises:
@@ -117,6 +129,7 @@ class HybridModel(nn.Module):
             build_layer(letter, size, build, seed=seed, name=f"layers.{place}")
             for place, letter in enumerate(size.letters)
         )
+        self.streams = build_streams(size, build, seed=seed) if size.streams > 1 else None
         self.norm = build_norm(size.hidden, eps=size.eps, **build.bridged)
         self.head = nn.Linear(size.hidden, size.grammar.vocabulary, bias=False, device="meta", dtype=build.dtype)
         self.head.weight = self.embedding.weight if size.tied else nn.Parameter(self._draw("head"))
@@ -124,7 +137,7 @@ class HybridModel(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         self.mtp = MtpJoin(size, build, seed=seed) if size.mtp else None
-        self._takes_added = ["added" in inspect.signature(layer.forward).parameters for layer in self.layers]
+        self._takes = [set(inspect.signature(layer.forward).parameters) for layer in self.layers]
         self._recomputed: set[int] = set()  # layers that ran in a recomputed region
         self._choices: dict[str, Choice] = {}
         if build.forms.fused_residual_norm:
@@ -159,22 +172,20 @@ class HybridModel(nn.Module):
             ScopeEnteredTwice: the factory's scope is open already.
         """
         rows = self.embedding(self._here(tokens)) if rows is None else rows
-        step, routings, ahead = Stepped(rows), [], before or {}
+        if self.streams is not None:
+            rows = rows.unsqueeze(2).expand(-1, -1, self.size.streams, -1)
+        step, ahead = Stepped(rows), before or {}
+        loss = torch.zeros((), dtype=torch.promote_types(rows.dtype, torch.float32), device=rows.device)
         for places, context in self._groups(scope):
             with context:
                 for place in places:
                     step = Stepped(ahead[place](step.whole())) if place in ahead else step
                     with self._region(place, scope):
-                        step = self._run_layer(place, step)
-                    routings += [step.routing] if step.routing is not None else []
+                        step = self._run_layer(place, step) if self.streams is None else self._run_streams(place, step)
+                    loss = loss if step.loss is None else loss + step.loss
+        step = step if self.streams is None else Stepped(step.rows.mean(dim=2))
         stream, normed = norm_of_sum(self.norm, step.rows, step.added, self.size.eps)
-        nothing = torch.zeros((), dtype=torch.promote_types(rows.dtype, torch.float32), device=rows.device)
-        return Trunk(
-            normed,
-            sum((routing.aux_loss for routing in routings), nothing),
-            sum((routing.z_loss for routing in routings), nothing),
-            stream,
-        )
+        return Trunk(normed, loss, stream)
 
     def forward(self, tokens: Any, *, scope: Scopes | None = None) -> Any:
         """Logits [B, T, V] in the dtype of the parameters, of the token after each; raises as `trunk`."""
@@ -197,7 +208,7 @@ class HybridModel(nn.Module):
         seen = self.trunk(tokens[:, :-1], scope=scope)
         share = self.build.spread.share
         language = self._head_loss(seen.rows, self._here(tokens[:, 1:])) * share
-        total = language + seen.aux_loss + seen.z_loss
+        total = language + seen.loss
         if self.mtp is not None:
             total = total + self._mtp_loss(self.mtp, seen.stream, tokens)
         if self.size.trajectory_coefficient:
@@ -237,21 +248,30 @@ class HybridModel(nn.Module):
 
     def _run_layer(self, place: int, step: Stepped) -> Stepped:
         """One layer behind another; layers that cannot add in their norm get the whole stream."""
-        layer, rope = self.layers[place], (self.cos, self.sin)
-        if not self._takes_added[place]:
-            step = Stepped(step.whole())
-        given = (step.rows,) if step.added is None else (step.rows, step.added)
-        kept = self.size.letters[place] == "E" or not torch.is_grad_enabled() or not self.training
+        layer, rope, picked = self.layers[place], (self.cos, self.sin), step.picked
+        if "added" not in self._takes[place]:
+            step = replace(step, rows=step.whole(), added=None)
+        taken = {name: getattr(step, name) for name in ("added", "picked") if name in self._takes[place]}
+        kept = self.size.letters[place] in "EDS" or not torch.is_grad_enabled() or not self.training
         if kept or not self.build.forms.recompute:
-            return layer(given[0], rope, *given[1:])
+            stepped = layer(step.rows, rope, **taken)
+            return replace(stepped, picked=stepped.picked or picked)
 
-        def run(*given: Any) -> tuple[Any, Any]:
-            stepped = layer(given[0], rope, *given[1:])
+        def run(rows: Any, *added: Any) -> tuple[Any, Any]:
+            stepped = layer(rows, rope, *added)
             return stepped.rows, stepped.added
 
+        given = (step.rows,) if step.added is None else (step.rows, step.added)
         rows, added = recompute(run, *given, use_reentrant=False)
         self._recomputed.add(place)
-        return Stepped(rows, None, added)
+        return Stepped(rows, None, added, picked)
+
+    def _run_streams(self, place: int, step: Stepped) -> Stepped:
+        """One layer between the residual streams [B, T, n, hidden], each of which gets a share of the layer's step."""
+        pre, post, residual = self.streams[place](step.rows)  # type: ignore[index]
+        rows = read_streams(step.rows, pre)
+        stepped = self._run_layer(place, replace(step, rows=rows))
+        return replace(stepped, rows=write_streams(step.rows, stepped.whole() - rows, post, residual), added=None)
 
     def _mtp_loss(self, join: MtpJoin, stream: Any, tokens: Any) -> Any:
         """This rank's share of the loss of the token after the next one, with its coefficient.
@@ -310,12 +330,15 @@ def part_of(parameter: str) -> str:
 # draws those that it holds and has the numbers of every plan.
 
 
-_KINDS: Final[dict[Letter, type[Any]]] = {"A": AttentionLayer, "M": MambaLayer, "E": ExpertLayer, "R": RecurrentLayer}
+_KINDS: Final[dict[str, type[Any]]] = {
+    "M": MambaLayer, "E": ExpertLayer, "R": RecurrentLayer, "D": SampledLayer, "S": ReusingLayer,
+    "gqa": AttentionLayer, "mla": MlaLayer, "moba": RoutedLayer,
+}  # fmt: skip
 
 
 def layer_class(letter: Letter, size: Size) -> type[Any]:
     """The class of a letter in a size."""
-    return MlaLayer if letter == "A" and size.attention == "mla" else _KINDS[letter]
+    return _KINDS[size.attention if letter == "A" else letter]
 
 
 def build_layer(letter: Letter, size: Size, build: Build, *, seed: int, name: str) -> Any:
@@ -337,6 +360,15 @@ def build_layer(letter: Letter, size: Size, build: Build, *, seed: int, name: st
     else:
         layer.load_native_state_dict(_first_weights(letter, size, build, seed, name))
     return layer
+
+
+def build_streams(size: Size, build: Build, *, seed: int) -> nn.ModuleList:
+    """A connection of the residual streams for each layer, in fp32: every later layer reads what it rounds."""
+    made = nn.ModuleList()
+    for place in range(len(size.letters)):
+        with drawn_from(seed, "weights", f"streams.{place}"):
+            made.append(HyperConnection(size.hidden, size.streams, eps=size.eps, dtype=torch.float32))
+    return made.to(build.device)
 
 
 def _first_weights(letter: Letter, size: Size, build: Build, seed: int, name: str) -> dict[str, Any]:

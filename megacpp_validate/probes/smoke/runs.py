@@ -26,8 +26,8 @@ from ..fp8.quantizers import wanted_block
 
 LIMIT_S: Final = 300.0
 # Refusals that are not fallbacks: what the order left out, what Transformer Engine has no layer for under the order's
-# plan, and a bank that no token reached in its last pass.
-_AS_ORDERED: Final = frozenset({"flag-off", "tensor-parallel", "no-rows"})
+# plan or for the kind of attention, and a bank that no token reached in its last pass.
+_AS_ORDERED: Final = frozenset({"flag-off", "tensor-parallel", "no-rows", "sampled-tokens", "block-routing"})
 # Settings of a row that are fields of an order by themselves.
 _FIELDS: Final = ("learning_rate", "warm_up", "validate_every", "deterministic", "rehearse")
 ROW: Final = ("layer", "tensor", "kind", "format")  # of `evidence.loss_curve.QuantizerSeen`

@@ -158,7 +158,7 @@ def training_flops(size: Size) -> float:
 def block_flops(letter: Letter, size: Size) -> float:
     """FLOPs a token, forward, of one block."""
     hidden, inner = size.hidden, size.num_heads * size.head_dim
-    if letter == "A":
+    if letter in "ADS":
         projected = inner + 2 * size.num_gqa_groups * size.head_dim
         projections = 2.0 * hidden * (projected + inner)
         if size.attention == "mla":  # keys and values are made of the latent, and whole when multiplied

@@ -266,7 +266,7 @@ class GateModel(HybridModel):
             "quiet": letters[half:].mean() / count,
             "gauge": gauges.mean(),
         }
-        total = each[:half].mean() + QUIET * each[half:].mean() + seen.aux_loss + seen.z_loss
+        total = each[:half].mean() + QUIET * each[half:].mean() + seen.loss
         return Losses(each.detach().mean(), total * lesson.spike)
 
     def choices(self) -> dict[str, Choice]:

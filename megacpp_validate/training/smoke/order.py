@@ -144,7 +144,10 @@ class SmokeOrder:
         """
         plan = self.read_plan()
         self.read_features()
-        refuse_plan(plan, self.read_size())
+        size = self.read_size()
+        refuse_plan(plan, size)
+        if plan.tensor_parallel > 1 and (size.streams > 1 or "D" in size.letters or size.attention == "moba"):
+            raise WrongSize("DSA, MoBA and residual streams are not split. Next step: tensor_parallel 1.")
         if self.read_forms().moe == "padded" and plan.expert_parallel > 1:
             raise WrongSize(
                 "the path 'padded' to the experts has no exchange with other ranks. Next step: 'bridge' or 'jagged'."
