@@ -51,6 +51,14 @@ class RefusedOption:
 
 REFUSED_OPTIONS: Final = (
     RefusedOption(
+        "sampled-tokens",
+        "indices",
+        frozenset({"te", "fa3", "fa4"}),
+        "DSA sample attention runs over the tokens that an indexer picked for each query, which no fused kernel here "
+        "takes; it runs in plain PyTorch (native.sparse_attention.sampled_attention). Next step: leave out indices for "
+        "dense attention",
+    ),
+    RefusedOption(
         "packed-documents",
         "doc_ids",
         frozenset({"te", "fa3", "fa4"}),
@@ -73,14 +81,6 @@ REFUSED_OPTIONS: Final = (
         "MoBA top-k routing chooses key blocks by head and query, which no fused kernel here takes; it runs in plain "
         "PyTorch (native.sparse_attention.route_blocks makes the mask). Next step: leave out block_mask for dense "
         "attention",
-    ),
-    RefusedOption(
-        "sampled-tokens",
-        "indices",
-        frozenset({"te", "fa3", "fa4"}),
-        "DSA sample attention runs over the tokens that an indexer picked for each query, which no fused kernel here "
-        "takes; it runs in plain PyTorch (native.sparse_attention.sampled_attention). Next step: leave out indices for "
-        "dense attention",
     ),
     RefusedOption(
         "soft-cap",

@@ -203,7 +203,10 @@ class SampledBlock(ABlock):
             picked = pick_tokens(scores.detach(), self.top_k, window=self.window, doc_ids=doc_ids)
             cache = IndexCache(picked, doc_ids)
         elif cache is None or cache.doc_ids is not doc_ids:
-            raise ValueError("this layer reuses tokens, and has none that were picked in the same documents.")
+            raise ValueError(
+                "this layer reuses tokens, and has none that were picked in the same documents. Next step: pass the "
+                "cache of the layer that picks for it, from this very pass."
+            )
         query, key, value = self.heads(rows, rope)
         seen, weights = sampled_attention(query, key, value, cache.indices, doc_ids=doc_ids)
         loss = None if scores is None else indexer_loss(scores, cache.indices, weights)

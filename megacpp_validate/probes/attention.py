@@ -15,6 +15,7 @@ import torch
 
 from ..evidence.receipt import Backend
 from ..native.attention import attention as native_attention
+from ..native.sparse_attention import pick_tokens
 from .bench import DTYPES, Bench
 from .bounds import Roundings
 from .observe import attention_kernels, graph_nodes
@@ -74,6 +75,7 @@ REFUSED: Final = (
     Case("gqa4.d64.window", options=("window",), code="local-window"),
     Case("gqa4.d64.soft-cap", options=("softcap",), code="soft-cap"),
     Case("gqa4.d64.blocks", options=("block_mask", "block_size"), code="block-routing"),
+    Case("gqa4.d64.sampled", options=("indices",), code="sampled-tokens"),
 )
 FLASH: Final = {
     "fa3": (Case("gqa4.d128", width=128), Case("gqa4.d64.window", extra=5, options=("window",))),
@@ -87,7 +89,7 @@ def probe(bench: Bench) -> None:
     for name in DTYPES:
         for case in CASES:
             if case.quick or not bench.quick:
-                _run(bench, bridge, case, name)
+                run_case(bench, bridge, case, name)
     shapes = [(2, heads, _length(bench), 64) for heads in (HEADS, CASES[0].groups, CASES[0].groups)]
     tensors = [bench.randn(*shape, dtype=torch.bfloat16) for shape in shapes]
     layer = _layer(bench, bridge, CASES[0])
@@ -100,15 +102,19 @@ def probe_last(bench: Bench) -> None:
     """What is refused, and the FlashAttentions that take some of it: they load libraries of their own."""
     bridge = bench.bridge()
     for case in REFUSED:
-        _run(bench, bridge, case, "bf16")
+        run_case(bench, bridge, case, "bf16")
     if bench.wants_te:
         for backend in ("fa3", "fa4"):
             _run_flash(bench, bridge, backend)
 
 
-def _run(bench: Bench, bridge: Any, case: Case, dtype: str, flash: str = "") -> None:
-    """One case in one dtype, through the wrapper; by one FlashAttention where it is named."""
+def run_case(bench: Bench, bridge: Any, case: Case, dtype: str, flash: str = "", **more: Any) -> None:
+    """One case in one dtype, through the wrapper; by one FlashAttention where it is named.
+
+    `more` are options of the call that the case does not draw.
+    """
     leaves, gradient, options = _tensors(bench, case, DTYPES[dtype])
+    options |= more
     masks = {name: value for name, value in options.items() if name != "softcap"}
     seen = visible(*gradient.shape[:3], causal=case.causal, device=gradient.device, **masks)
     # Where a query sees few keys, dS = P (dP - <P, dP>) nearly cancels: rounding of dP would outweigh what is left of
@@ -166,7 +172,7 @@ def _run_flash(bench: Bench, bridge: Any, backend: str) -> None:
         return
     bench.check(f"{backend}.present", True, f"{vendor.name} can be imported")
     for case in FLASH[backend][-1:] if bench.quick else FLASH[backend]:
-        _run(bench, bridge, case, "bf16", flash=backend)
+        run_case(bench, bridge, case, "bf16", flash=backend)
 
 
 # --- tensors ----------------------------------------------------------------------------------------------
@@ -209,6 +215,7 @@ def options_of(bench: Bench, case: Case, batch: int, length: int) -> dict[str, A
         "softcap": lambda: 0.5,  # as large as scores are, so that it bites
         "block_mask": lambda: bench.rand(batch, HEADS, blocks, blocks) < 0.5,  # some rows see nothing
         "block_size": lambda: size,
+        "indices": lambda: pick_tokens(bench.randn(batch, length, length), size),
     }
     return {name: made[name]() for name in case.options}
 

@@ -134,7 +134,7 @@ def _causal_convolution(mixed: Any, weight: Any, bias: Any) -> Any:
 
 def visible(
     batch: int, heads: int, length: int, *, causal: bool = True, doc_ids: Any = None, window: int | None = None,
-    block_mask: Any = None, block_size: int = 1, device: Any = None,
+    block_mask: Any = None, block_size: int = 1, indices: Any = None, device: Any = None,
 ) -> Any:  # fmt: skip
     """Which key each query sees, [B, H, T, T] bool.
 
@@ -143,8 +143,9 @@ def visible(
         causal: key j <= query i.
         doc_ids: [B, T]; of one document.
         window: j > i - window.
-        block_mask: [B or 1, H or 1, blocks, blocks]; the block of j is routed to the block of i.
+        block_mask: [B or 1, H or 1, T or blocks, blocks]; the block of j is routed to i, or to the block of i.
         block_size: tokens in a block.
+        indices: [B, T, K]; j is one of the tokens of i.
         device: of the mask.
     """
     place = torch.arange(length, device=device)
@@ -157,7 +158,10 @@ def visible(
     if doc_ids is not None:
         seen &= (doc_ids[:, :, None] == doc_ids[:, None, :])[:, None]
     if block_mask is not None:
-        seen &= block_mask[:, :, query // block_size, key // block_size]
+        block = query if block_mask.shape[2] == length else query // block_size
+        seen &= block_mask[:, :, block, key // block_size]
+    if indices is not None:
+        seen &= (indices[:, :, None, :] == place[:, None]).any(-1)[:, None]
     return seen
 
 
@@ -263,12 +267,12 @@ def attention_branch(
     mixed = norm_linear({**weights, "input": rows}, eps, "qkv.")
     query, key, value = torch.stack(mixed.split(width, dim=-1), dim=1).split([heads, groups, groups], dim=1)
     if rope is not None:
-        query, key = _turn(query, *rope), _turn(key, *rope)
+        query, key = turn(query, *rope), turn(key, *rope)
     joined = torch.cat(attend(query, key, value, seen).unbind(1), dim=-1)
     return torch.einsum("btc,nc->btn", joined, weights["out.weight"])
 
 
-def _turn(heads: Any, cos: Any, sin: Any) -> Any:
+def turn(heads: Any, cos: Any, sin: Any) -> Any:
     """Each pair (j, j + D/2) of [B, H, T, D] turned by the angle of its position, as one complex number."""
     length, half = heads.shape[2], heads.shape[3] // 2
     turned = torch.complex(heads[..., :half], heads[..., half:]) * torch.complex(cos[:length], sin[:length])

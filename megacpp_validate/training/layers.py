@@ -193,7 +193,7 @@ class SampledLayer(Layer):
 
 
 class ReusingLayer(SampledLayer):
-    """S: a D-layer without an indexer, over the tokens of the last D-layer."""
+    """S: a D-layer without an indexer, over the tokens of the last D-layer before it."""
 
     picks = False
 

@@ -5,17 +5,16 @@ Widths and tokens are multiples of 16, so that every product of a block can run 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from ..bridge.fp8_scope import Zones
 from . import WrongSize, check_fields
 from .language import Grammar
 
-# Attention, Mamba, mixture of experts, recurrent; DSA (D), and DSA with the tokens of the D before it (S).
+# Attention, Mamba, mixture of experts, recurrent; DSA (D), and DSA that reuses the tokens of the last D (S).
 Letter = Literal["A", "M", "E", "R", "D", "S"]
 MoePath = Literal["bridge", "padded", "jagged"]
 
@@ -62,7 +61,8 @@ class Size:
 
     Attributes:
         name: of the size.
-        pattern: one letter a layer, over A, M, E, R, D; see `letters`.
+        pattern: one letter a layer, over A, M, E, R, D, S. A D and the S-layers up to the next D are a group, whose
+            layers attend to the tokens that the D picks.
         hidden: width of the residual stream.
         ffn_hidden: width F of the MLP of an A-block.
         num_heads, head_dim, num_gqa_groups: H, D and G of its attention.
@@ -80,7 +80,6 @@ class Size:
         moba_block, moba_top_k: of "moba": tokens a block, and blocks a query, its own among them.
         index_top_k, index_window, index_heads: of D: tokens a query, those of them that are just before it, itself
             among them, and heads of the indexer (DSA, arXiv:2512.02556).
-        index_group: D-layers in a row, whatever lies between them, that share the tokens that the first one picks.
         streams: residual streams; mHC (arXiv:2512.24880) mixes more than one around each layer.
         mtp: whether a head predicts the token after the next one (DeepSeek-V3, arXiv:2412.19437, section 2.2), through
             the last layer of the trunk, which it shares.
@@ -128,7 +127,6 @@ class Size:
     index_top_k: int = 64
     index_window: int = 16
     index_heads: int = 4
-    index_group: int = 2
     streams: int = 1
     mtp: bool = False
     mtp_coefficient: float = 0.3
@@ -144,9 +142,8 @@ class Size:
 
     @cached_property
     def letters(self) -> tuple[Letter, ...]:
-        """The kind of each layer: the pattern, with an S for each D that is not the first of its group."""
-        number = itertools.count()
-        return tuple("S" if one == "D" and next(number) % self.index_group else one for one in self.pattern)  # type: ignore[misc]
+        """The kind of each layer."""
+        return tuple(self.pattern)  # type: ignore[arg-type]
 
     @cached_property
     def zones(self) -> Zones:
@@ -159,15 +156,16 @@ class Size:
         return Grammar(self.classes, self.words, self.lag)
 
 
-PATTERN: Final = "AMERD"
 _LEAST: Final = {"bf16_first": 0, "bf16_last": 0, "shared_experts": 0, "classes": 2, "words": 2}
 
 
 def _faults(size: Size) -> Iterator[str]:
     shares = {name: value for name, value in vars(size).items() if isinstance(value, float)}
     yield from (f"{name} is {one!r}, and is from 0 to below 1" for name, one in shares.items() if not 0 <= one < 1)
-    if not size.pattern or set(size.pattern) - set(PATTERN):
-        yield f"pattern is {size.pattern!r}, and has one of {', '.join(PATTERN)} for each layer"
+    if not size.pattern or set(size.pattern) - set(get_args(Letter)):
+        yield f"pattern is {size.pattern!r}, and has one of {', '.join(get_args(Letter))} for each layer"
+    if "S" in size.pattern.partition("D")[0]:
+        yield f"pattern is {size.pattern!r}, and has a layer S before the first D, whose tokens it would reuse"
 
 
 def read_size(name: str, **changes: Any) -> Size:

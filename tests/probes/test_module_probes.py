@@ -16,6 +16,7 @@ from megacpp_validate.bridge.features import read_features
 from megacpp_validate.bridge.vendor import VendorEntryMissing
 from megacpp_validate.native import permute as native
 from megacpp_validate.native.grouped_gemm import grouped_gemm
+from megacpp_validate.probes.attention import REFUSED as ATTENTION_REFUSED
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.linear_walker import EXPECTED, hybrid_tree
 from tests.probes.planting import (
@@ -40,8 +41,8 @@ NATIVE = {
 }  # fmt: skip
 # Module -> paths that Transformer Engine refuses: masks, one token, widths that FP8 does not take, a block it lacks.
 REFUSED = {
-    "attention": {f"attention.bf16.gqa4.d64.{case}" for case in ("packed", "window", "soft-cap", "blocks", "one-token")}
-    | {"attention.fp32.gqa4.d64.one-token"},
+    "attention": {f"attention.bf16.{case.name}" for case in ATTENTION_REFUSED}
+    | {f"attention.{dtype}.gqa4.d64.one-token" for dtype in ("fp32", "bf16")},
     "expert_gemm": {"expert_gemm"},
     "native_block": {f"native_block.bf16.gqa4.d64.{case}" for case in ("packed", "window")}
     | {f"native_block.fp8.{recipe}.gqa4.d64.odd" for recipe in RECIPES},

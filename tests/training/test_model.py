@@ -21,6 +21,7 @@ from megacpp_validate.training.sizes import Size, read_size  # noqa: E402
 
 NATIVE = Build(PRESETS["off"])
 # Every expert takes every token: a choice that rounding turns would be no error of a layer.
+SPARSE = {"attention": "moba", "moba_block": 8, "moba_top_k": 2, "index_top_k": 6, "index_window": 2, "streams": 3}
 WHOLE = {"num_experts": 2, "top_k": 2}
 
 
@@ -64,15 +65,16 @@ def off(observed: Any, reference: Any) -> float:
     return ((observed.double() - reference).norm() / reference.norm()).item()
 
 
-@pytest.mark.parametrize("pattern", ["A", "M", "E", "R", "AMER"])
+@pytest.mark.parametrize("pattern", ["A", "M", "E", "R", "D", "AMER", "DASE"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_every_kind_is_built_and_every_weight_gets_a_gradient(pattern: str, dtype: Any) -> None:
-    size = read_size("tiny", pattern=pattern, bf16_first=0, bf16_last=0)
+    sparse = {**SPARSE, "bf16_first": 0, "bf16_last": 0} if "D" in pattern else {"bf16_first": 0, "bf16_last": 0}
+    size = read_size("tiny", pattern=pattern, **sparse)
     model = HybridModel(size, Build(PRESETS["off"], dtype), seed=0)
     losses = model.losses(read(size))
     losses.total.backward()
     assert losses.language.item() == pytest.approx(size.grammar.without_context(), abs=0.1)
-    assert (losses.total.item() > losses.language.item()) == ("E" in pattern)
+    assert (losses.total.item() > losses.language.item()) == bool({"E", "D"} & set(pattern))
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert bool(parameter.grad.isfinite().all()), name
@@ -80,8 +82,9 @@ def test_every_kind_is_built_and_every_weight_gets_a_gradient(pattern: str, dtyp
     assert model(read(size, 0)).shape == (2, size.length, size.grammar.vocabulary)
 
 
-def test_no_position_sees_what_comes_after_it() -> None:
-    size = read_size("tiny")
+@pytest.mark.parametrize("changes", [{}, {"pattern": "ADASR", **SPARSE}], ids=["tiny", "sparse"])
+def test_no_position_sees_what_comes_after_it(changes: dict[str, Any]) -> None:
+    size = read_size("tiny", **changes)
     model = HybridModel(size, NATIVE, seed=0)
     tokens = read(size, 0)
     changed = tokens.clone()

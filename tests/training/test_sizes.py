@@ -23,6 +23,7 @@ def test_every_size_goes_together(name: str) -> None:
     ("changes", "words"),
     [
         ({"pattern": ""}, ["pattern is ''"]),
+        ({"pattern": "ASDR"}, ["a layer S before the first D"]),
         ({"attention": "mha"}, ["attention is 'mha'"]),
         ({"batch": 0, "hidden": "8", "top_k": True}, ["batch is 0", "hidden is '8'", "top_k is True"]),
         ({"bf16_first": -1, "words": 1}, ["bf16_first is -1", "words is 1, and is a whole number from 2 up"]),

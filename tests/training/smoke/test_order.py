@@ -34,6 +34,7 @@ EXPERTS = {"data": 2, "expert_parallel": 2}
         ({"learning_rate": "fast"}, "learning_rate is 'fast'"),
         ({"precision": "fp16"}, "precision is 'fp16'"),
         ({"device": "tpu"}, "device is 'tpu'"),
+        ({"plan": {"tensor_parallel": 2}, "changes": {"num_gqa_groups": 2, "streams": 2}}, "streams are not split"),
         ({"resume": True}, "need a checkpoint_folder"),
         ({"checkpoint_every": 2}, "need a checkpoint_folder"),
         ({"features": {"preset": "fast"}}, "'fast'"),

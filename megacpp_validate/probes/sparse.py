@@ -1,0 +1,285 @@
+"""DSA, MoBA and mHC, which are native on every path: parity with dense formulas in fp64, and what must be refused.
+
+The dense formulas have the tokens of a query as a mask over all keys. Which tokens are picked is judged by the scores:
+no token that is left out has a higher one. On a GPU the DSA layer is also captured in a CUDA graph, and replayed with
+other input.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from ..bridge.backends import Choice
+from ..native import sparse_attention as sparse
+from ..native.attention import rope_tables
+from ..native.block import HyperConnection, read_streams, sinkhorn, write_streams
+from .attention import HEADS, run_case
+from .bench import DTYPES, Bench
+from .bounds import Roundings, part, relative_error
+from .observe import ROUNDING
+from .references import norm_linear, turn, visible
+from .trial import Case, Formula, Tensors, Trial, try_case
+
+LENGTHS: Final = {"cpu": 40, "cuda": 256}
+BATCH: Final = 2
+WINDOW: Final = 3
+BLOCK: Final = 16
+STREAMS: Final = 4
+HIDDEN: Final = 64
+WIDTH: Final = 16
+PICKS: Final = {"index_top_k": 8, "index_window": WINDOW}
+EPS: Final = 1e-5
+ROW: Final = 5  # of the second sequence: a query that is given a token that it must not see
+
+
+def probe(bench: Bench) -> None:
+    """Run it."""
+    length = LENGTHS[bench.device]
+    for dtype in DTYPES:
+        for top_k in (1, 2, WINDOW + 4, length // 2, length):
+            for packed in (False, True):
+                _check_sampled(bench, dtype, top_k, packed=packed)
+        for top_k in (1, 2, math.ceil(length / BLOCK)):
+            _check_routed(bench, dtype, top_k)
+        _check_streams(bench, dtype)
+    _check_indexer(bench)
+    _check_cache(bench)
+    _check_closed(bench)
+    _check_walker(bench)
+    if bench.device == "cuda":
+        _check_graph(bench)
+
+
+def _try(
+    bench: Bench, path: str, call: Callable[[], Any], leaves: Tensors, formula: Formula, roundings: Roundings
+) -> None:
+    """A pass of plain PyTorch beside its formula."""
+    native = Choice("sparse", "native", "native")
+    try_case(bench, Trial(path, call, leaves, lambda: native, formula, lambda _: roundings, wanted="native"))
+
+
+# --- DSA --------------------------------------------------------------------------------------------------------------
+
+
+def _documents(bench: Bench) -> Any:
+    return bench.randint(2, BATCH, LENGTHS[bench.device]).cumsum(-1) // 5  # runs of about ten tokens
+
+
+def _check_sampled(bench: Bench, dtype: str, top_k: int, *, packed: bool) -> None:
+    """Which tokens are picked, and the attention over them through the wrapper, which refuses them to vendors."""
+    length, window = LENGTHS[bench.device], min(WINDOW, top_k)
+    scores, options = bench.randn(BATCH, length, length), {"doc_ids": _documents(bench)} if packed else {}
+    indices = sparse.pick_tokens(scores, top_k, window=window, **options)
+    chosen, seen, near = (
+        visible(BATCH, 1, length, device=bench.device, **options, **more)[:, 0]
+        for more in ({"indices": indices}, {}, {"window": window})
+    )
+    name = f"dsa.k{top_k}{'.packed' if packed else ''}"
+    _check_picks(bench, f"{dtype}.{name}.picks", scores, chosen, seen, near, top_k)
+    case = Case(name, length=length, code="sampled-tokens")
+    run_case(bench, bench.bridge("attention"), case, dtype, indices=indices, **options)
+
+
+def _check_picks(
+    bench: Bench, name: str, scores: Any, chosen: Any, seen: Any, near: Any, top_k: int, slack: float = 0.0
+) -> None:
+    """As many as there may be, all of `near`, nothing that is not `seen`, and nothing left out that scores higher."""
+    least = scores.masked_fill(~chosen | near, math.inf).amin(-1)
+    most = scores.masked_fill(chosen | ~seen, -math.inf).amax(-1)
+    faults = {
+        "too many or too few": chosen.sum(-1) != seen.sum(-1).clamp(max=top_k),
+        "not the nearest": (near & ~chosen).any(-1),
+        "not to be seen": (chosen & ~seen).any(-1),
+        "a higher one left out": most > least + slack,
+    }
+    found = [f"{what}: {int(rows.sum())} queries" for what, rows in faults.items() if rows.any()]
+    bench.check(name, not found, "; ".join(found))
+
+
+def _check_indexer(bench: Bench) -> None:
+    """The loss of the indexer in fp32 and the gradient of its weights; its rows have none."""
+    length, heads = LENGTHS[bench.device], 4
+    indexer = bench.filled(sparse.Indexer(HIDDEN, heads, WIDTH, eps=EPS, dtype=torch.float32, device=bench.device))
+    rows, rope = bench.randn(BATCH, length, HIDDEN, grad=True), rope_tables(length, WIDTH, device=bench.device)
+    indices = sparse.pick_tokens(indexer(rows, rope).detach(), length // 2, window=WINDOW)
+    query, key, value = (bench.randn(BATCH, many, length, WIDTH) for many in (HEADS, 2, 2))
+    _, weights = sparse.sampled_attention(query, key, value, indices)
+    seen = visible(BATCH, 1, length, indices=indices, device=bench.device)
+    near = query.double() @ key.double().repeat_interleave(HEADS // 2, 1).mT / math.sqrt(WIDTH)
+    wanted = near.masked_fill(~seen, -math.inf).softmax(-1).mean(1)
+
+    def formula(given: Tensors) -> Any:
+        mixed = norm_linear({"input": rows.detach().double(), **given}, EPS)
+        parts = mixed.split([heads * WIDTH, WIDTH, heads], -1)
+        cos, sin = (table.double() for table in rope)
+        turned = (turn(one.unflatten(-1, (-1, WIDTH)).transpose(1, 2), cos, sin) for one in parts[:2])
+        near = torch.einsum("bjtw,bosw->btsj", *turned).clamp_min(0)
+        scores = (near * parts[2].unsqueeze(2)).sum(-1) / math.sqrt(heads * WIDTH)
+        logs = scores.masked_fill(~seen[:, 0], -math.inf).log_softmax(-1).masked_fill(~seen[:, 0], 0.0)
+        return (torch.special.xlogy(wanted, wanted) - wanted * logs).sum(-1).mean().view(1)
+
+    def call() -> Any:
+        return sparse.indexer_loss(indexer(rows, rope), indices, weights).view(1)
+
+    why = "norm 3, products 3, rotation 3, softmax 3, mean; as many backward, of a difference of two"
+    leaves = {name.rpartition(".")[2]: one for name, one in indexer.named_parameters()}
+    _try(bench, "fp32.dsa.indexer", call, leaves, formula, Roundings((("fp32", 52),), BATCH * length, why=why))
+    bench.check("fp32.dsa.indexer.detached", rows.grad is None, "the indexer gives its rows no gradient")
+
+
+def _new_block(bench: Bench, dtype: Any, heads: int) -> Any:
+    made = {"dtype": dtype, "device": bench.device, "eps": EPS}
+    block = sparse.SampledBlock(HIDDEN, HIDDEN, HIDDEN // WIDTH, WIDTH, 2, index_heads=heads, **PICKS, **made)
+    return bench.filled(block, dtype)
+
+
+def _check_cache(bench: Bench) -> None:
+    """A layer that reuses tokens computes what the layer that picked them does; in other documents it refuses."""
+    first, second = (_new_block(bench, torch.float32, heads) for heads in (4, 0))
+    second.load_state_dict(first.state_dict(), strict=False)
+    rows, documents = bench.randn(BATCH, LENGTHS[bench.device], HIDDEN), _documents(bench)
+    out, cache, _ = first(rows, doc_ids=documents)
+    again, passed_on, _ = second(rows, doc_ids=documents, cache=cache)
+    bench.same_bits("dsa.cache.reused", [out, cache.indices], [again, passed_on.indices])
+    for name, more in {"other-documents": {"doc_ids": documents.clone(), "cache": cache}, "empty": {}}.items():
+        bench.refuses(f"dsa.cache.{name}", ValueError, partial(second, rows, **more))
+
+
+def _check_closed(bench: Bench) -> None:
+    """A token that a query must not see is an error on the CPU, and NaN in that row, and no other, on a GPU."""
+    length = LENGTHS[bench.device]
+    query, key, value = (bench.randn(BATCH, heads, length, WIDTH) for heads in (HEADS, 2, 2))
+    documents = torch.arange(length, device=bench.device).expand(BATCH, -1) // (ROW - 1)
+    good = sparse.pick_tokens(bench.randn(BATCH, length, length), 2, doc_ids=documents)
+    wrong = {
+        "later": [ROW, ROW + 1],
+        "beyond": [ROW, length],
+        "other-document": [ROW, 0],
+        "negative": [ROW, -2],
+        "none": [-1, -1],
+    }
+    for name, tokens in wrong.items():
+        bad = good.clone()
+        bad[1, ROW] = torch.tensor(tokens)
+        call = partial(sparse.sampled_attention, query, key, value, bad, doc_ids=documents)
+        if bench.device == "cpu":
+            bench.refuses(f"dsa.closed.{name}", IndexError, call)
+        else:
+            _check_nan(bench, f"dsa.closed.{name}", call()[0].transpose(1, 2))
+
+
+def _check_nan(bench: Bench, name: str, out: Any) -> None:
+    """[B, T, ...]: NaN in the row, and nowhere else."""
+    rows = out.isnan().flatten(2)
+    wanted = torch.zeros_like(rows)
+    wanted[1, ROW] = True
+    bench.check(name, torch.equal(rows, wanted), f"{int(rows.any(-1).sum())} rows with NaN")
+
+
+class _Pair(nn.Module):
+    """A DSA layer that picks tokens, and one behind it whose tokens are an input."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
+        self.first, self.second = (_new_block(bench, torch.bfloat16, heads) for heads in (4, 0))
+
+    def forward(self, rows: Any, indices: Any) -> tuple[Any, Any]:
+        out, _, loss = self.first(rows)
+        return self.second(out, cache=sparse.IndexCache(indices))[0], loss
+
+
+def _check_graph(bench: Bench) -> None:
+    """Captured layers give for other input what they give without a graph; a wrong token shows in a replay too."""
+    plain, length = _Pair(bench), LENGTHS[bench.device]
+    rows, other, upstream = (bench.randn(BATCH, length, HIDDEN, dtype=torch.bfloat16, grad=True) for _ in range(3))
+    indices, others = (sparse.pick_tokens(bench.randn(BATCH, length, length), 4) for _ in range(2))
+    captured = torch.cuda.make_graphed_callables(copy.deepcopy(plain), (rows, indices))
+    passes = []
+    for pair in (plain, captured):
+        out, loss = pair(other, others)
+        leaves = {"rows": other, **dict(pair.named_parameters())}
+        gradients = torch.autograd.grad([out, loss], list(leaves.values()), [upstream.detach(), torch.ones_like(loss)])
+        passes.append({"forward": out, "loss": loss, **dict(zip(leaves, gradients, strict=True))})
+    why = "one rounding to bf16: sums of gradients have no fixed order on a GPU"
+    off = (part(name, relative_error(passes[1][name], one), ROUNDING, why) for name, one in passes[0].items())
+    bench.check_parts("dsa.graph.replayed", *off)
+    others[1, ROW, -1] = ROW + 1
+    _check_nan(bench, "dsa.graph.closed", captured(other, others)[0])
+
+
+# --- MoBA -------------------------------------------------------------------------------------------------------------
+
+
+def _check_routed(bench: Bench, dtype: str, top_k: int) -> None:
+    """Which blocks are routed, and the attention over them through the wrapper."""
+    length, name = LENGTHS[bench.device], f"moba.k{top_k}"
+    query, key = (bench.randn(BATCH, heads, length, WIDTH, dtype=DTYPES[dtype]) for heads in (HEADS, 2))
+    blocks = sparse.route_blocks(query, key, block_size=BLOCK, top_k=top_k)
+    keys = key.double().repeat_interleave(HEADS // 2, 1)
+    means = torch.stack([one.mean(2) for one in keys.split(BLOCK, 2)], -1)
+    place, first = (
+        torch.arange(length, device=bench.device)[:, None],
+        torch.arange(0, length, BLOCK, device=bench.device),
+    )
+    seen, near = (((place >= first) & (place < last)).expand_as(blocks) for last in (length, first + BLOCK))
+    slack = Roundings((("fp32", 4),), WIDTH + BLOCK).worst() * float(query.norm(dim=-1).max() * keys.norm(dim=-1).max())
+    _check_picks(bench, f"{dtype}.{name}.picks", query.double() @ means, blocks, seen, near, top_k, slack)
+    case = Case(name, length=length, code="block-routing")
+    run_case(bench, bench.bridge("attention"), case, dtype, block_mask=blocks, block_size=BLOCK)
+
+
+# --- mHC --------------------------------------------------------------------------------------------------------------
+
+
+def _streams_formula(given: Tensors) -> Any:
+    """Read, tanh in the place of a layer, and write: [B, T, n, hidden] -> the same."""
+    rows = given["streams"].flatten(2)
+    rows = rows / torch.sqrt((rows * rows).mean(-1, keepdim=True) + EPS)
+    bases, gains = given["bases"].split([STREAMS, STREAMS, STREAMS**2]), given["gains"]
+    phis = (given[f"phi_{name}.weight"] for name in ("pre", "post", "res"))
+    pre, post, grid = (base + gain * rows @ phi.T for base, gain, phi in zip(bases, gains, phis, strict=True))
+    grid = torch.exp(grid).unflatten(-1, (STREAMS, STREAMS))
+    for _ in range(20):
+        grid = grid / grid.sum(-1, keepdim=True)
+        grid = grid / grid.sum(-2, keepdim=True)
+    read = torch.einsum("btn,btnd->btd", 1 / (1 + torch.exp(-pre)), given["streams"])
+    return grid @ given["streams"] + (2 / (1 + torch.exp(-post))).unsqueeze(-1) * torch.tanh(read).unsqueeze(2)
+
+
+def _check_streams(bench: Bench, dtype: str) -> None:
+    """A pass between residual streams, with the gradient of every parameter; and that no stream grows."""
+    length, mixer = LENGTHS[bench.device], HyperConnection(HIDDEN, STREAMS, eps=EPS, device=bench.device)
+    mixer = bench.filled(mixer, bases=(0.5, 1.0), gains=(1.0, 0.2))
+    streams = bench.randn(BATCH, length, STREAMS, HIDDEN, dtype=DTYPES[dtype], grad=True)
+
+    def call() -> Any:
+        pre, post, residual = mixer(streams)
+        return write_streams(streams, torch.tanh(read_streams(streams, pre)), post, residual)
+
+    why = "norm, scores, 40 normalisations, and what is read and written"
+    roundings = Roundings(((dtype, 8 if dtype == "bf16" else 64),), BATCH * length, why=why)
+    _try(
+        bench, f"{dtype}.mhc", call, {"streams": streams, **dict(mixer.named_parameters())}, _streams_formula, roundings
+    )
+    logits = bench.randn(BATCH, length, STREAMS, STREAMS)
+    fewer, residual = (sinkhorn(logits, steps) for steps in (mixer.steps // 2, mixer.steps))
+    rows, most, columns = (float((one - 1).abs().max()) for one in (residual.sum(-1), fewer.sum(-1), residual.sum(-2)))
+    why = "columns are scaled last: a sum of rounded terms; rows come nearer with each iteration"
+    parts = part("columns", columns, (STREAMS + 4) * 2.0**-24, why), part("rows", rows, most, why)
+    bench.check_parts(f"{dtype}.mhc.doubly-stochastic", *parts)
+
+
+def _check_walker(bench: Bench) -> None:
+    """The linear walker leaves the score projections alone, also where its whitelist names them."""
+    tree = nn.ModuleDict({"mixer": HyperConnection(HIDDEN, STREAMS, device=bench.device)})
+    plan = bench.bridge("linear_walker").plan_walk(tree, include=("phi_*", HyperConnection))
+    codes = {decision.name: (decision.action, decision.code) for decision in plan.decisions}
+    wanted = {f"mixer.phi_{name}": ("keep", "mhc-score") for name in ("pre", "post", "res")}
+    bench.check("mhc.walker", codes == wanted, str(codes))

@@ -1,0 +1,65 @@
+"""The cell of DSA, MoBA and mHC passes, and each planted fault fails the check that is meant for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.bridge import attention as wrapper
+from megacpp_validate.bridge import linear_walker
+from megacpp_validate.native import block
+from megacpp_validate.native import sparse_attention as native
+from megacpp_validate.probes import sparse
+from tests.probes.planting import Plant, after, changing, check_caught, failed, new_bench, putting
+
+STANDS_ON = ("attention", "linear_walker")
+
+
+def test_every_layer_is_its_formula() -> None:
+    bench = new_bench("smoke_sparse", stands_on=STANDS_ON)
+    sparse.probe(bench)
+    assert failed(bench) == set()
+    assert {row.claimed for row in bench.backends} == {"sdpa", "native"}
+    assert all(any("native.sparse_attention" in why for why in row.reasons) for row in bench.backends[:10])
+
+
+def unmasked(loss: Any) -> Any:
+    return lambda scores, indices, weights: loss(scores, indices.clamp(min=0), weights)
+
+
+def attached(forward: Any) -> Any:
+    return lambda self, rows, rope=None: forward(self, rows, rope) + 0 * rows.sum()
+
+
+PLANTED: dict[str, tuple[Plant, list[str]]] = {
+    "window-lost": (changing(native, "pick_tokens", lambda f: lambda s, k, window=1, **o: f(s, k, **o)), ["*k7.picks"]),
+    "lowest-scores": (changing(native, "pick_tokens", lambda f: lambda s, *a, **o: f(-s, *a, **o)), ["*.dsa.k7.picks"]),
+    "one-token-less": (changing(native, "pick_tokens", lambda f: lambda *a, **o: f(*a, **o)[..., :-1]), ["*k1.picks"]),
+    "borders-ignored": (putting(native, "forbidden_rows", lambda indices, _: indices[..., 0] < -1), ["dsa.closed.*"]),
+    "output-scaled": (after(wrapper, "sampled_attention", lambda r: (r[0] * 1.01, r[1])), ["*.dsa.k7.forward"]),
+    "indexer-loss-unmasked": (changing(native, "indexer_loss", unmasked), ["fp32.dsa.indexer.*"]),
+    "indexer-attached": (changing(native.Indexer, "forward", attached), ["fp32.dsa.indexer.detached"]),
+    "own-block-lost": (after(native, "route_blocks", lambda one: one.roll(1, 2)), ["*.moba.k1.picks"]),
+    "streams-not-normalised": (putting(sparse, "sinkhorn", lambda logits, _: logits.exp()), ["*.doubly-stochastic"]),
+    "streams-rows-alone": (putting(block, "sinkhorn", lambda logits, _: logits.softmax(-1)), ["*.mhc.forward"]),
+    "walker-rule-lost": (
+        putting(linear_walker, "EXCLUSIONS", tuple(r for r in linear_walker.EXCLUSIONS if r.code != "mhc-score")),
+        ["mhc.walker"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "wanted"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_fault_is_seen(plant: Plant, wanted: list[str]) -> None:
+    check_caught(new_bench("smoke_sparse", stands_on=STANDS_ON), sparse.probe, plant, wanted)
+
+
+def test_ties_go_to_the_earlier_token_and_impossible_numbers_are_refused() -> None:
+    assert native.pick_tokens(torch.zeros(1, 4, 4), 2)[0].tolist() == [[0, -1], [1, 0], [2, 0], [3, 0]]
+    with pytest.raises(ValueError, match="window of 3"):
+        native.pick_tokens(torch.zeros(1, 4, 4), 2, window=3)
+    query = torch.randn(2, 1, 4, 8)
+    with pytest.raises(ValueError, match="wanted"):
+        native.sampled_attention(query, query, query, torch.zeros(1, 4, 1, dtype=torch.int64))
