@@ -29,7 +29,7 @@ TARGETS: Final = {
     "double": Target("cpu", "sm_90", RECIPES, "delayed", ("te", "sdpa"), deep_gemm=True),  # whose scales it emulates
 }
 NOT_HERE: Final = ("fp8_amax_group", "fp8_loss")  # in processes of their own, which have no double
-TRAINING: Final = ("smoke_tiny_train", "smoke_tiny_experts")
+TRAINING: Final = ("smoke_tiny_train", "smoke_tiny_experts", "smoke_sparse")
 STEPS: Final = "4"
 
 
