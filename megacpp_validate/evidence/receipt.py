@@ -339,6 +339,25 @@ class TrainingRecord(Strict):
         times = [step.seconds for step in self.steps]
         return statistics.median(times[1:] or times) if times else 0.0
 
+    @property
+    def goal(self) -> float:
+        """Loss at which nine tenths are learned of what context can teach, nats a prediction."""
+        return self.floor + (self.without_context - self.floor) / 10
+
+    @property
+    def tokens_to_goal(self) -> int | None:
+        """Tokens until the mean loss of ten steps is below `goal`; None where it never is."""
+        losses = [math.inf if step.loss is None else step.loss for step in self.steps]
+        for end in range(10, len(losses) + 1):
+            if statistics.fmean(losses[end - 10 : end]) < self.goal:
+                return self.tokens * end // len(losses)
+        return None
+
+    @property
+    def tokens_per_gpu_hour(self) -> float:
+        """Of the steps."""
+        return 3600 * self.tokens_per_second / self.ranks
+
 
 @dataclass(frozen=True)
 class Receipt(Strict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from ...evidence.receipt import Check
@@ -12,7 +13,7 @@ from ...training.smoke.trainer import NEVER_TRAINED_ON
 from ..bench import Bench
 from ..bounds import check_of, part
 from ..fp8.quantizers import KINDS, TENSORS, wanted_format
-from .runs import Run, Runs, check_parts, have_ended, note_casts, open_runs, read_number
+from .runs import Run, Runs, check_parts, have_ended, note_casts, open_runs, read_number, record_of
 
 LAST: Final = 0.2  # of the steps: over so many the end of training is looked at
 SIGMAS: Final = 5.0  # a mean of so many tokens lies beyond with probability 3e-7
@@ -38,7 +39,14 @@ def check_run(bench: Bench, run: Run) -> None:
         return
     check_ranks(bench, run, look_at_steps, look_at_audit, look_at_account)
     size = run.size
-    bench.checks.append(judge_learning(run.name, run.first["steps"], size.grammar, size.length, size.batch))
+    learned = judge_learning(run.name, run.first["steps"], size.grammar, size.length, size.batch)
+    if run.done:
+        record = record_of(run)
+        to_goal = f"; {record.tokens_to_goal or 'more than all'} tokens to {record.goal:.3f} nats"
+        learned = replace(
+            learned, detail=f"{learned.detail}{to_goal}, {record.tokens_per_gpu_hour:.0f} tokens a GPU-hour"
+        )
+    bench.checks.append(learned)
     check_parts(bench, run)
     if run.order.recipe is not None and bench.wants_te:
         check_low_precision(bench, run, run.order.recipe)

@@ -133,7 +133,25 @@ def describe_training(runs: Iterable[tuple[Content, Receipt, TrainingRecord]]) -
         Details(f"{receipt.cell}, run {run.name}: {_describe_phases(run)}", (draw_training(run),))
         for _, receipt, run in listed
     )
-    return tabulate_training(listed), *figures
+    return tabulate_training(listed), tabulate_productivity(listed), *figures
+
+
+def tabulate_productivity(runs: Iterable[tuple[Content, Receipt, TrainingRecord]]) -> Table:
+    """Tokens a GPU-hour, and how many of BF16 lead to the same loss; runs without a twin in BF16 are left out.
+
+    Args:
+        runs: as `tabulate_training` takes them.
+    """
+    listed = [(name, run, run.tokens_to_goal) for name, _, run in runs]
+    twins = {(run.model, run.ranks): tokens for _, run, tokens in listed if run.precision == "bf16"}
+    rows = []
+    for name, run, tokens in listed:
+        if twin := twins.get((run.model, run.ranks)):
+            worth = f"{run.tokens_per_gpu_hour * twin / tokens:,.0f}" if tokens else "goal not reached"
+            needed = f"{tokens:,}" if tokens else ""
+            rows.append((name, run.precision, f"{run.tokens_per_gpu_hour:,.0f}", f"{run.goal:.3f}", needed, worth))
+    columns = ("cell", "precision", "tokens/GPU-h", "goal, nats", "tokens to it", "BF16 tokens/GPU-h to the same loss")
+    return Table(columns, tuple(rows), "Productivity", frozenset(range(2, 6)))
 
 
 def tabulate_training(runs: Iterable[tuple[Content, Receipt, TrainingRecord]]) -> Table:

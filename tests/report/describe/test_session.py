@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ from megacpp_validate.report.describe.session import (
     describe_matrix,
     describe_matrix_plan,
     describe_session,
+    tabulate_productivity,
 )
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.replay.loss import FAULTS, _made_up
 from tests.report.page import show_all
-from tests.report.sessions import ALL, CLEAN, NOTHING, session
+from tests.report.sessions import ALL, CLEAN, NOTHING, record, session, trained
 
 SESSIONS = {"red": (ALL, Tone.BAD), "clean": (CLEAN, Tone.GOOD), "not-run": (NOTHING, Tone.MISSING),
             "no probe": (session(), Tone.MISSING)}  # fmt: skip
@@ -34,6 +36,21 @@ def test_a_session(name: str, snapshot: SnapshotAssertion) -> None:
     document = describe_session(result)
     assert document.mark.tone is tone
     assert show_all(document) == snapshot
+
+
+def test_productivity_counts_tokens_that_fp8_needs_more() -> None:
+    """Twice the speed is worth nothing where twice the tokens lead to the same loss; no loss, no worth."""
+    bf16 = replace(record(steps=1000), tokens=1_000_000, tokens_per_second=1000.0)  # ten steps are below 2.15 after 856
+    slow = replace(bf16, precision="delayed", tokens=2_000_000, tokens_per_second=2000.0)
+    never = replace(bf16, precision="current", steps=bf16.steps[:500])
+    rows = tabulate_productivity((run.precision, trained("", 1.0), run) for run in (bf16, slow, never)).rows
+    assert [row[1:] for row in rows] == [
+        ("bf16", "900,000", "2.150", "856,000", "900,000"),
+        ("delayed", "1,800,000", "2.150", "1,712,000", "900,000"),
+        ("current", "900,000", "2.150", "", "goal not reached"),
+    ]
+    alone = replace(slow, model="other")
+    assert tabulate_productivity([("", trained("", 1.0), alone)]).rows == ()
 
 
 def verdict(recipe: str, outcome: LossOutcome, *failed: str, refusals: tuple[str, ...] = ()) -> LossVerdict:
