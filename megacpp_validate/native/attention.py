@@ -1,7 +1,5 @@
 """Scaled dot-product attention: grouped queries, causal, packed documents, local window, soft cap.
 
-`attention` is what trains; `reference_attention` is the same written out, without SDPA, and what parity is held to.
-
 Sources: Vaswani et al. 2017, arXiv:1706.03762; grouped queries: Ainslie et al. 2023, arXiv:2305.13245; soft cap:
 Gemma 2, arXiv:2408.00118.
 """
@@ -35,11 +33,6 @@ def rope_tables(
     Returns:
         (cos, sin), each [T, D/2]. Angles are formed in fp64: in fp32 an angle of 10^5 would be off by 4e-3.
     """
-    if head_dim <= 0 or head_dim % 2:
-        raise ValueError(
-            f"a rotary embedding turns pairs of channels, and a head size of {head_dim} has none to pair; "
-            f"use an even head size."
-        )
     exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float64) / head_dim
     positions = torch.arange(length, device=device, dtype=torch.float64)
     angles = torch.outer(positions, base**-exponents)
@@ -91,14 +84,12 @@ def attention(
         [B, H, T, D] in the dtype of `query`.
     """
     length = query.shape[2]
-    if softcap is not None:
-        return reference_attention(
-            query, key, value, causal=causal, scale=scale, doc_ids=doc_ids, window=window, softcap=softcap
-        )
-    if doc_ids is None and (window is None or window >= length):
+    if doc_ids is None and softcap is None and (window is None or window >= length):
         return masked_attention(query, key, value, None, causal=causal, scale=scale)
     mask = attention_mask(length, causal=causal, doc_ids=doc_ids, window=window, device=query.device)
-    return masked_attention(query, key, value, mask, scale=scale)
+    if softcap is None:
+        return masked_attention(query, key, value, mask, scale=scale)
+    return capped_attention(query, key, value, mask, softcap=softcap, scale=scale)
 
 
 def masked_attention(
@@ -146,35 +137,14 @@ def attention_mask(
     return mask
 
 
-def reference_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    causal: bool = True,
-    scale: float | None = None,
-    doc_ids: Any | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Any:
-    """Attention written out, with nothing fused; arguments and result as `attention`.
+def capped_attention(query: Any, key: Any, value: Any, mask: Any, *, softcap: float, scale: float | None = None) -> Any:
+    """Attention with a soft cap under a mask, bool [.., T, T], written out; it holds [B, H, T, T] scores.
 
-    Computed in fp32, or in fp64 where the input is fp64, and rounded once, also inside an autocast region. It holds
-    [B, H, T, T] scores.
+    Computed in fp32, or in fp64 where the input is fp64, and rounded once, also inside an autocast region.
     """
-    batch, heads, length, width = query.shape
-    groups = key.shape[1]
     wide = torch.promote_types(query.dtype, torch.float32)
-    factor = 1.0 / math.sqrt(width) if scale is None else scale
-    # Heads by group, [B, G, H/G, T, D], so that keys and values need no copies.
-    rows = query.to(wide).unflatten(1, (groups, heads // groups))
-    keys, values = key.to(wide).unsqueeze(2), value.to(wide).unsqueeze(2)
-    mask = attention_mask(length, causal=causal, doc_ids=doc_ids, window=window, device=query.device)
-    if doc_ids is not None:
-        mask = mask.unsqueeze(2)
+    factor = 1.0 / math.sqrt(query.shape[3]) if scale is None else scale
+    keys, values = (one.to(wide).repeat_interleave(query.shape[1] // key.shape[1], dim=1) for one in (key, value))
     with without_autocast(query):
-        scores = (rows * factor) @ keys.transpose(-1, -2)
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        weights = scores.masked_fill(~mask, -math.inf).softmax(dim=-1)
-        return (weights @ values).reshape(batch, heads, length, width).to(query.dtype)
+        scores = softcap * torch.tanh((query.to(wide) * factor) @ keys.transpose(-1, -2) / softcap)
+        return (scores.masked_fill(~mask, -math.inf).softmax(dim=-1) @ values).to(query.dtype)

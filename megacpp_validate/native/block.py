@@ -51,11 +51,6 @@ class ABlock(nn.Module):
         device: Any = None,
     ) -> None:
         super().__init__()
-        if num_gqa_groups < 1 or num_heads % num_gqa_groups:
-            raise ValueError(
-                f"{num_heads} query heads cannot share {num_gqa_groups} key and value heads evenly; "
-                f"num_gqa_groups must divide num_heads."
-            )
         self.num_heads, self.head_dim, self.num_gqa_groups, self.eps = num_heads, head_dim, num_gqa_groups, eps
         made = {"dtype": dtype, "device": device}
         self.qkv = NormLinear(hidden, (num_heads + 2 * num_gqa_groups) * head_dim, eps=eps, **made)
@@ -87,8 +82,6 @@ class ABlock(nn.Module):
 
     def heads(self, rows: Any, rope: tuple[Any, Any] | None) -> tuple[Any, Any, Any]:
         """[B, T, hidden] -> query [B, H, T, D], key and value [B, G, T, D], query and key turned by `rope`."""
-        if rows.dim() != 3:
-            raise ValueError(f"the block takes rows [B, T, hidden]; it was given {tuple(rows.shape)}.")
         heads, groups, width = self.num_heads, self.num_gqa_groups, self.head_dim
         mixed = self.qkv(rows).split([heads * width, groups * width, groups * width], dim=-1)
         query, key, value = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in mixed)

@@ -23,7 +23,6 @@ from .norms import INIT_STD, without_autocast
 
 FUSED_MAJORS: Final = (9, 10)  # GroupedBlas.cpp: _scaled_mm_allowed_device(sm90_only, sm100_only)
 ALIGNMENT_BYTES: Final = 16  # of every row, for the tensor memory accelerator
-MOST_EXPERTS: Final = 1023  # GroupMM.cu: "Can't process more than 1024 groups", tested as < 1024
 
 
 def grouped_gemm(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> Any:
@@ -102,12 +101,10 @@ def _operand_refusal(rows: Any, weight: Any) -> str:
     """What of the operands themselves, wherever they lie, keeps them from the fused kernel."""
     if rows.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
         return f"rows are {rows.dtype} and weights {weight.dtype}: the fused kernel takes bfloat16"
-    experts, outputs, inputs = weight.shape
+    _, outputs, inputs = weight.shape
     per_row = ALIGNMENT_BYTES // rows.dtype.itemsize
     if inputs % per_row or outputs % per_row or not inputs or not outputs:
         return f"K is {inputs} and N {outputs}: the fused kernel takes multiples of {per_row}"
-    if experts > MOST_EXPERTS:
-        return f"{experts} experts: the fused kernel takes {MOST_EXPERTS} at most"
     if rows.shape[0] == 0:
         return "there are no rows"
     return ""
@@ -119,20 +116,11 @@ def _fused_operator() -> Callable[..., Any] | None:
 
 
 def _check(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> None:
-    if rows.dim() != 2 or weight.dim() != 3 or rows.shape[1] != weight.shape[2] or rows.dtype != weight.dtype:
+    counts = list(rows_per_expert)
+    if len(counts) != weight.shape[0] or min(counts, default=0) < 0 or sum(counts) != rows.shape[0]:
         raise ValueError(
-            f"grouped_gemm takes rows [R, K] and a weight [E, N, K] of one dtype and got {tuple(rows.shape)} "
-            f"{rows.dtype} and {tuple(weight.shape)} {weight.dtype}: the weight lies as in nn.Linear, outputs first."
-        )
-    if len(rows_per_expert) != weight.shape[0]:
-        raise ValueError(
-            f"{len(rows_per_expert)} numbers of rows for {weight.shape[0]} experts: pass one an expert, 0 where it is "
-            f"idle."
-        )
-    if min(rows_per_expert, default=0) < 0 or sum(rows_per_expert) != rows.shape[0]:
-        raise ValueError(
-            f"the numbers of rows {list(rows_per_expert)} sum to {sum(rows_per_expert)}, and there are rows of shape "
-            f"{tuple(rows.shape)}: take them from the same routing map as the rows, none below zero."
+            f"numbers of rows {counts} for {weight.shape[0]} experts and rows of shape {tuple(rows.shape)}: take one "
+            "an expert from the same routing map as the rows, 0 where it is idle."
         )
 
 

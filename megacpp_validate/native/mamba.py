@@ -142,11 +142,6 @@ class Mamba2Mixer(nn.Module):
         check_eps(eps)
         inner = expand * hidden
         heads = inner // head_dim
-        if inner % head_dim or heads % groups or conv < 1:
-            raise ValueError(
-                f"an inner width of {inner} ({expand} * {hidden}) with heads of {head_dim}, {groups} groups and {conv} "
-                f"taps: the head size divides the inner width, the groups divide the heads, and there is a tap."
-            )
         self.hidden, self.inner, self.heads, self.head_dim = hidden, inner, heads, head_dim
         self.state, self.groups, self.chunk, self.eps = state, groups, chunk, eps
         self.scan: Any = None
@@ -172,8 +167,6 @@ class Mamba2Mixer(nn.Module):
 
     def forward(self, rows: Any) -> Any:
         """[B, T, hidden] -> [B, T, hidden]; each row sees itself and those before it."""
-        if rows.dim() != 3 or rows.shape[2] != self.hidden:
-            raise ValueError(f"the mixer takes rows [B, T, {self.hidden}] and got {tuple(rows.shape)}.")
         directions = self.groups * self.state
         gate, mixed, steps = self.project(rows)
         values, ins, outs = mixed.split([self.inner, directions, directions], dim=-1)

@@ -173,8 +173,6 @@ class MatrixRecurrentBlock(nn.Module):
 
     def forward(self, rows: Any) -> Any:
         """[B, T, hidden] -> [B, T, hidden]; each row sees itself and those before it."""
-        if rows.dim() != 3 or rows.shape[2] != self.hidden:
-            raise ValueError(f"the block takes rows [B, T, {self.hidden}] and got {tuple(rows.shape)}.")
         query, key, value, gate_out, gate_in, forget = self.in_projection(rows).split(self.widths, dim=-1)
         y, _ = matrix_recurrence_chunked(
             query.unflatten(-1, (self.num_heads, self.key_dim)),

@@ -113,10 +113,6 @@ class TopKRouter(nn.Module):
         device: Any = None,
     ) -> None:
         super().__init__()
-        if not 1 <= top_k <= num_experts:
-            raise ValueError(
-                f"top_k is {top_k} with {num_experts} experts; a token goes to at least one and at most all of them."
-            )
         self.hidden, self.num_experts, self.top_k = hidden, num_experts, top_k
         self.aux_coefficient, self.z_coefficient = aux_coefficient, z_coefficient
         self.normalize = normalize

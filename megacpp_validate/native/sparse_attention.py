@@ -52,7 +52,9 @@ class Indexer(nn.Module):
         dtype, device: of the parameters.
     """
 
-    def __init__(self, hidden: int, heads: int, width: int, *, eps: float, dtype: Any, device: Any) -> None:
+    def __init__(
+        self, hidden: int, heads: int, width: int, *, eps: float, dtype: Any = None, device: Any = None
+    ) -> None:
         super().__init__()
         self.heads, self.width = heads, width
         self.projection = NormLinear(hidden, heads * (width + 1) + width, eps=eps, dtype=dtype, device=device)
@@ -168,19 +170,20 @@ class SampledBlock(ABlock):
     """The A-block with DSA in the place of its attention.
 
     Args:
-        sizes, options: as `ABlock` takes them.
-        index_top_k, index_window: as `pick_tokens` takes them.
         index_heads: of the indexer; 0 for a layer that reuses the tokens of another one, and has none.
+        index_top_k, index_window: as `pick_tokens` takes them.
+        options: as `ABlock` takes them.
 
     Attributes:
         indexer: `Indexer`; None where the layer reuses tokens.
     """
 
-    def __init__(self, *sizes: int, index_top_k: int, index_window: int, index_heads: int, **options: Any) -> None:
-        super().__init__(*sizes, **options)
-        made = {name: options.get(name) for name in ("dtype", "device")}
-        self.top_k, self.window = index_top_k, index_window
-        self.indexer = Indexer(sizes[0], index_heads, self.head_dim, eps=self.eps, **made) if index_heads else None
+    def __init__(self, index_heads: int, *, index_top_k: int, index_window: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.top_k, self.window, self.indexer = index_top_k, index_window, None
+        if index_heads:
+            made = {name: options.get(name) for name in ("dtype", "device")}
+            self.indexer = Indexer(self.qkv.in_features, index_heads, self.head_dim, eps=self.eps, **made)
 
     def forward(  # type: ignore[override]
         self, rows: Any, *, rope: Any = None, doc_ids: Any = None, cache: IndexCache | None = None
@@ -242,12 +245,12 @@ class RoutedBlock(ABlock):
     """The A-block with MoBA in the place of its attention: SDPA under the mask of `route_blocks`.
 
     Args:
-        sizes, options: as `ABlock` takes them.
         block_size, top_k: as `route_blocks` takes them.
+        options: as `ABlock` takes them.
     """
 
-    def __init__(self, *sizes: int, block_size: int, top_k: int, **options: Any) -> None:
-        super().__init__(*sizes, **options)
+    def __init__(self, *, block_size: int, top_k: int, **options: Any) -> None:
+        super().__init__(**options)
         self.block_size, self.top_k = block_size, top_k
 
     def forward(self, rows: Any, *, rope: Any = None) -> Any:  # type: ignore[override]

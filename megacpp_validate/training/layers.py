@@ -137,73 +137,48 @@ class AttentionLayer(Layer):
         block: the A-block.
     """
 
-    parts = ("block",)
+    parts: tuple[str, ...] = ("block",)
 
     def __init__(self, size: Size, build: Build, **split: Any) -> None:
         super().__init__()
-        self.block: Any = NativeBlock(
-            hidden=size.hidden,
-            ffn_hidden=size.ffn_hidden,
-            num_heads=size.num_heads,
-            head_dim=size.head_dim,
-            num_gqa_groups=size.num_gqa_groups,
-            activation="swiglu",
-            eps=size.eps,
-            features=build.features,
-            **split,
-            **build.made,
-        )
+        made = {"activation": "swiglu", "features": build.features, **build.made}
+        self.block: Any = NativeBlock(**size.block, **made, **split)
 
     def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:
         """[B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2]."""
         return Stepped(self.block(rows, rope=rope))
 
 
-class RoutedLayer(Layer):
+class RoutedLayer(AttentionLayer):
     """A of a size whose attention is "moba": the A-block over routed key blocks; native on every path."""
 
-    def __init__(self, size: Size, build: Build) -> None:
-        super().__init__()
-        options = {**_block_options(size, build), "block_size": size.moba_block, "top_k": size.moba_top_k}
-        self.block = RoutedBlock(*_block_sizes(size), **options)
-        self._choices = {"attention": _native_attention(block_mask=True)}
+    parts = ()
 
-    def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:
-        """[B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2]."""
-        return Stepped(self.block(rows, rope=rope))
+    def __init__(self, size: Size, build: Build) -> None:
+        Layer.__init__(self)
+        self.block = RoutedBlock(block_size=size.moba_block, top_k=size.moba_top_k, **size.block, **build.made)
+        self._choices = {"attention": _native_attention(block_mask=True)}
 
 
 class SampledLayer(Layer):
-    """D: the A-block over the tokens that its indexer picks; native on every path."""
+    """D: the A-block over the tokens that its indexer picks; native on every path.
 
-    picks = True
+    Args:
+        size, build: as of every layer.
+        picks: False for an S, which has no indexer and reuses the tokens of the last D before it.
+    """
 
-    def __init__(self, size: Size, build: Build) -> None:
+    def __init__(self, size: Size, build: Build, *, picks: bool = True) -> None:
         super().__init__()
-        heads = size.index_heads if self.picks else 0
-        picks = {"index_top_k": size.index_top_k, "index_window": size.index_window, "index_heads": heads}
-        self.block = SampledBlock(*_block_sizes(size), **picks, **_block_options(size, build))
+        heads, numbers = size.index_heads if picks else 0, {**size.block, **build.made}
+        self.block = SampledBlock(heads, index_top_k=size.index_top_k, index_window=size.index_window, **numbers)
         self.share = build.spread.share
         self._choices = {"attention": _native_attention(indices=True)}
 
     def forward(self, rows: Any, rope: tuple[Any, Any], picked: IndexCache | None = None) -> Stepped:
-        """[B, T, hidden] -> [B, T, hidden]; `picked` are the tokens of the D-layer before it."""
+        """[B, T, hidden] -> [B, T, hidden]; `picked` are the tokens of the last D-layer."""
         rows, picked, loss = self.block(rows, rope=rope, cache=picked)
         return Stepped(rows, None if loss is None else loss * self.share, picked=picked)
-
-
-class ReusingLayer(SampledLayer):
-    """S: a D-layer without an indexer, over the tokens of the last D-layer before it."""
-
-    picks = False
-
-
-def _block_sizes(size: Size) -> tuple[int, ...]:
-    return size.hidden, size.ffn_hidden, size.num_heads, size.head_dim, size.num_gqa_groups
-
-
-def _block_options(size: Size, build: Build) -> dict[str, Any]:
-    return {"eps": size.eps, **build.made}
 
 
 def _native_attention(**option: Any) -> Choice:

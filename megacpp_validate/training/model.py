@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
@@ -33,7 +34,6 @@ from .layers import (
     MambaLayer,
     MlaLayer,
     RecurrentLayer,
-    ReusingLayer,
     RoutedLayer,
     SampledLayer,
     Stepped,
@@ -112,7 +112,7 @@ class HybridModel(nn.Module):
         embedding: nn.Embedding, [V, hidden].
         layers: one a letter of the pattern.
         norm: behind the last layer.
-        head: nn.Linear without bias, [V, hidden]; its weight is the embedding's where the size says tied.
+        head: nn.Linear without bias, [V, hidden].
         streams: how each layer reads and writes the residual streams; None where there is one stream.
         mtp: what is its own of the head that predicts the token after the next one; None without it.
 
@@ -132,7 +132,7 @@ class HybridModel(nn.Module):
         self.streams = build_streams(size, build, seed=seed) if size.streams > 1 else None
         self.norm = build_norm(size.hidden, eps=size.eps, **build.bridged)
         self.head = nn.Linear(size.hidden, size.grammar.vocabulary, bias=False, device="meta", dtype=build.dtype)
-        self.head.weight = self.embedding.weight if size.tied else nn.Parameter(self._draw("head"))
+        self.head.weight = nn.Parameter(self._draw("head"))
         cos, sin = rope_tables(size.length, size.head_dim, device=build.device)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -330,14 +330,14 @@ def part_of(parameter: str) -> str:
 # draws those that it holds and has the numbers of every plan.
 
 
-_KINDS: Final[dict[str, type[Any]]] = {
-    "M": MambaLayer, "E": ExpertLayer, "R": RecurrentLayer, "D": SampledLayer, "S": ReusingLayer,
+_KINDS: Final[dict[str, Callable[..., Any]]] = {
+    "M": MambaLayer, "E": ExpertLayer, "R": RecurrentLayer, "D": SampledLayer, "S": partial(SampledLayer, picks=False),
     "gqa": AttentionLayer, "mla": MlaLayer, "moba": RoutedLayer,
 }  # fmt: skip
 
 
-def layer_class(letter: Letter, size: Size) -> type[Any]:
-    """The class of a letter in a size."""
+def layer_class(letter: Letter, size: Size) -> Callable[..., Any]:
+    """What makes the layer of a letter in a size."""
     return _KINDS[size.attention if letter == "A" else letter]
 
 
@@ -465,11 +465,9 @@ def trajectory_loss(rows: Any, *, stride: int = STRIDE) -> Any:
         stride: positions of a step; as many as leave a triple where the sequence is too short for it.
 
     Returns:
-        [], in fp32 at least; 0 for fewer than 3 positions, with a gradient of zeros.
+        [], in fp32 at least.
     """
     wide = torch.promote_types(rows.dtype, torch.float32)
-    if rows.shape[1] < 3:
-        return rows.to(wide).sum() * 0
     stride = min(stride, (rows.shape[1] - 1) // 2)
     points = rows[:, ::stride].to(wide)
     steps = points.diff(dim=1)

@@ -161,18 +161,8 @@ class MasterAdamW:
 
     def update(self, step: int, norm: Any) -> None:
         """Clip what was taken, move the copies, round them into the parameters."""
-        self._move(self.schedule.rate(step), norm)
-
-    def rehearse(self) -> None:
-        """An update that moves nothing, before the first one: of zeros, at a rate of 0, and counted as no step."""
-        for master in self._masters.values():
-            master.grad = torch.zeros_like(master)
-        self._move(0.0, nn.utils.get_total_norm([master.grad for master in self._masters.values()]))
-        self.set_step(0)
-
-    def _move(self, rate: float, norm: Any) -> None:
         for group in self._adam.param_groups:
-            group["lr"] = rate
+            group["lr"] = self.schedule.rate(step)
         nn.utils.clip_grads_with_norm_(self._masters.values(), self.schedule.clip, norm)
         self._adam.step()
         self.drop_gradients()

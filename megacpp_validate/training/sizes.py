@@ -72,7 +72,6 @@ class Size:
         recurrent_heads, recurrent_key_dim, recurrent_value_dim: H, K and V of an R-block.
         chunk: of both scans.
         bf16_first, bf16_last: layers that stay out of the low-precision scope.
-        tied: whether the head is the embedding.
         attention: layer A: "gqa", the A-block; "mla", multi-head latent attention (DeepSeek-V2, arXiv:2405.04434); or
             "moba", the A-block over routed key blocks (arXiv:2502.13189).
         kv_latent, rope_dim: of MLA: width of what keys and values are compressed to, and of the slice of each key and
@@ -118,7 +117,6 @@ class Size:
     chunk: int = 64
     bf16_first: int = 1
     bf16_last: int = 1
-    tied: bool = False
     attention: Literal["gqa", "mla", "moba"] = "gqa"
     kv_latent: int = 64
     rope_dim: int = 16
@@ -144,6 +142,12 @@ class Size:
     def letters(self) -> tuple[Letter, ...]:
         """The kind of each layer."""
         return tuple(self.pattern)  # type: ignore[arg-type]
+
+    @property
+    def block(self) -> dict[str, Any]:
+        """The numbers of an A-block, by the names that its classes give them."""
+        names = ("hidden", "ffn_hidden", "num_heads", "head_dim", "num_gqa_groups", "eps")
+        return {name: getattr(self, name) for name in names}
 
     @cached_property
     def zones(self) -> Zones:

@@ -13,7 +13,7 @@ from megacpp_validate.bridge import attention as module
 from megacpp_validate.bridge import errors
 from megacpp_validate.bridge.attention import Attention
 from megacpp_validate.bridge.features import read_features
-from megacpp_validate.native.attention import reference_attention
+from megacpp_validate.native.attention import attention as native_attention
 from tests.bridge.small_blocks import Recorder
 
 HEADS, GROUPS, WIDTH, LENGTH = 4, 2, 16, 20
@@ -63,7 +63,7 @@ def test_te_gets_rows_that_are_contiguous_and_copies_only_where_they_are_not(cal
     wide = torch.zeros(2, GROUPS, LENGTH, 2 * WIDTH)
     wide[..., ::2] = key.detach()
     out = layer(query, wide[..., ::2], value)
-    torch.testing.assert_close(out, reference_attention(query, key, value), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out, native_attention(query, key, value), rtol=1e-5, atol=1e-5)
 
 
 def test_the_decision_follows_the_call(calls: list[Any]) -> None:

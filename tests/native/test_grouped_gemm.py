@@ -111,7 +111,6 @@ def weights_on_gpu(experts: int = 4, n: int = N, k: int = K, dtype: Any = torch.
         (on_gpu(), weights_on_gpu(), (12, 1), "compute capability 12.1"),
         (on_gpu(dtype=torch.float32), weights_on_gpu(dtype=torch.float32), (9, 0), "takes bfloat16"),
         (on_gpu(k=12), weights_on_gpu(k=12), (9, 0), "K is 12 and N 24: the fused kernel takes multiples of 8"),
-        (on_gpu(), weights_on_gpu(experts=1024), (9, 0), "1024 experts"),
         (on_gpu(rows=0), weights_on_gpu(), (9, 0), "there are no rows"),
     ],
 )

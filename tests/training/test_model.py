@@ -113,11 +113,6 @@ def test_weights_depend_on_the_seed_and_nothing_else() -> None:
     assert all(torch.equal(longer[name], first[name]) for name in first)
 
 
-def test_a_tied_head_is_the_embedding() -> None:
-    model = HybridModel(read_size("tiny", pattern="AM", tied=True), NATIVE, seed=0)
-    assert model.head.weight is model.embedding.weight
-
-
 @pytest.mark.usefixtures("te_double")
 @pytest.mark.parametrize("features", [PRODUCTION, PRESETS["dense"], PRESETS["experts"]])
 def test_builds_start_from_the_same_numbers(features: Any) -> None:

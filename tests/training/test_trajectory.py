@@ -53,10 +53,3 @@ def test_a_step_of_zero_counts_0_and_has_a_finite_gradient(dtype: Any) -> None:
     still = torch.ones(1, 17, 4, dtype=dtype, requires_grad=True)
     trajectory_loss(still).backward()
     assert not still.grad.any()
-
-
-@pytest.mark.parametrize("length", [0, 2])
-def test_without_a_triple_it_is_0_with_a_gradient(length: int) -> None:
-    rows = walk(5)[:, :length].requires_grad_()
-    trajectory_loss(rows).backward()
-    assert not rows.grad.any()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import math
 from dataclasses import dataclass, replace
@@ -102,8 +101,7 @@ def _round(values: list[float], digits: int) -> tuple[float, ...]:
 
 def _bytes_of(tokens: Any) -> bytes:
     """The bytes of a tensor on the CPU; a GPU host need not have numpy."""
-    whole = tokens.contiguous()
-    return ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())
+    return bytes(tokens.contiguous().view(torch.uint8).flatten().tolist())
 
 
 # --- gate data

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import distributed, nn
+from torch import distributed
 
 from ...bridge.amax_owner import SINGLE_OWNER, delayed_scaling_kept, pending_amax_kept
 from ...bridge.fp8_scope import amax_shared_with, low_precision
@@ -152,9 +152,8 @@ class SmokeTrainer:
         """Forward and backward once, on a batch that is never trained on, and let its gradients go: counted as compile.
 
         What the first step costs beyond others (compiles, libraries that make handles and workspaces, modules that CUDA
-        loads at their first launch, memory that the allocator asks for) is then spent before step 0: gradients are
-        summed and their norm taken, and the optimizer makes an update of zeros. No weight, no moment, and in low
-        precision no scale and no history moves.
+        loads at their first launch, memory that the allocator asks for) is then spent before step 0, but for the update
+        of the weights. No weight, no moment, and in low precision no scale and no history moves.
         """
         with self.ledger.phase("compile"), delayed_scaling_kept(self.model):
             _, parts = self._read(NEVER_TRAINED_ON + 1)
@@ -162,8 +161,6 @@ class SmokeTrainer:
             self.optimizer.take_gradients()
             self._sum_over_ranks(losses)
             self.optimizer.drop_gradients()
-            if not self.done:  # zeros would let the moments of a run that is resumed decay
-                self.optimizer.rehearse()
 
     def step(self) -> StepRecord:
         """Read a batch, move the weights once, and record it."""
@@ -225,7 +222,7 @@ class SmokeTrainer:
             self.optimizer.set_step(self.done)
             self.optimizer.round_weights()
             if own and self.order.recipe:
-                take_extra_state(self.model, own)
+                self.model.load_state_dict(torch.load(io.BytesIO(own)), strict=False)  # has no weights
 
     def state(self) -> dict[str, Any]:
         """The tensors of a checkpoint, under names that hold on every world."""
@@ -380,12 +377,3 @@ def pack_extra_state(model: HybridModel) -> bytes:
     packed = io.BytesIO()
     torch.save({name: one.detach().cpu() for name, one in found.items() if isinstance(one, torch.Tensor)}, packed)
     return packed.getvalue()
-
-
-def take_extra_state(model: HybridModel, packed: bytes) -> None:
-    """Give such state back to the layers, except those that another build made of something else."""
-    layers = dict(model.named_modules())
-    for name, value in torch.load(io.BytesIO(packed)).items():
-        layer = layers.get(name.removesuffix("._extra_state"))
-        if layer is not None and type(layer).set_extra_state is not nn.Module.set_extra_state and value.numel():
-            layer.set_extra_state(value)
