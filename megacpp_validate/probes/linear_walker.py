@@ -126,8 +126,11 @@ def probe(bench: Bench) -> None:
         for case in _cases(bench, walker.ALIGNMENT[recipe]):
             _check_numbers(bench, walker, case, "bf16", recipe)
         _check_unpadded(bench, walker, recipe)
-    for recipe in recipes:
-        _check_kept(bench, walker, recipe)
+    for recipe in recipes:  # told the microbatch, a swapped layer takes the weights of this step, in FP8, and no others
+        case = _cases(bench)[0]
+        told, plain = (_swapped_layer(bench, walker, case, torch.bfloat16, recipe)[1] for _ in range(2))
+        rows, gradient = _inputs(bench, case, torch.bfloat16)
+        check_kept_weights(bench, recipe, (told, plain), rows, gradient, bench.low_precision(recipe))
 
 
 # --- decisions and the swap -------------------------------------------------------------------------------------------
@@ -181,8 +184,6 @@ def _check_swap(bench: Bench, walker: Any) -> None:
     bench.check("frozen", not tree.last.down_proj.weight.requires_grad, "requires_grad of last.down_proj.weight")
     bench.check("training", [name for name, one in after.items() if one.training] == training, "modes of modules")
     bench.check("state-dict", list(tree.state_dict()) == names, ", ".join(sorted(set(tree.state_dict()) ^ set(names))))
-    wrong = tree.load_state_dict(hybrid_tree(bench.device).state_dict(), strict=False)
-    bench.check("loads-native", not (wrong.missing_keys or wrong.unexpected_keys), str(wrong))
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -293,14 +294,6 @@ def _roundings(bench: Bench, case: _Case, precision: str, recipe: Recipe | None,
 
 
 # --- FP8 --------------------------------------------------------------------------------------------------------------
-
-
-def _check_kept(bench: Bench, walker: Any, recipe: Recipe) -> None:
-    """A swapped layer that is told the microbatch takes the weights of this step, in FP8, and no others."""
-    case = _cases(bench)[0]
-    told, plain = (_swapped_layer(bench, walker, case, torch.bfloat16, recipe)[1] for _ in range(2))
-    rows, gradient = _inputs(bench, case, torch.bfloat16)
-    check_kept_weights(bench, recipe, (told, plain), rows, gradient, bench.low_precision(recipe))
 
 
 def _check_unpadded(bench: Bench, walker: Any, recipe: Recipe) -> None:

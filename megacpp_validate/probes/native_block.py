@@ -66,10 +66,12 @@ def new_sample(
     length, size = case.length or base + case.extra, SMALL if case.small else 1.0
     case = case if turned else replace(case, width=hidden // HEADS)
 
-    if case.strided:
-        rows = bench.randn(batch, length, 2 * hidden, dtype=dtype)[..., ::2].detach().requires_grad_()
-    else:
-        rows = bench.randn(batch, length, hidden, dtype=dtype, scale=size).detach().requires_grad_()
+    def rows() -> Any:
+        if case.strided:
+            return bench.randn(batch, length, 2 * hidden, dtype=dtype)[..., ::2].detach().requires_grad_()
+        return bench.randn(batch, length, hidden, dtype=dtype, scale=size).detach().requires_grad_()
+
+    first = rows() if turned else None
     joint, up = HEADS * case.width, 2 * ffn if is_gated(case.activation) else ffn
     qkv = bench.randn((HEADS + 2 * case.groups) * case.width, hidden, scale=hidden**-0.5)
     qkv[:joint] *= 0.5  # scores have a deviation of 1/2, so that no query rests on one key alone
@@ -84,7 +86,7 @@ def new_sample(
     options = options_of(bench, case, batch, length)
     return Sample(
         case,
-        rows,
+        rows() if first is None else first,
         {name: weight.to(dtype) for name, weight in weights.items()},
         bench.randn(batch, length, hidden, dtype=dtype),
         rope_tables(length, case.width, device=bench.device) if turned else None,

@@ -91,11 +91,6 @@ def after(owner: Any, name: str, fault: Fault) -> Plant:
     return changing(owner, name, lambda whole: lambda *given, **more: fault(whole(*given, **more)))
 
 
-def before(owner: Any, name: str, fault: Fault) -> Plant:
-    """A plant that does something to a function's first argument."""
-    return changing(owner, name, lambda whole: lambda first, *given, **more: whole(fault(first), *given, **more))
-
-
 def module(name: str) -> Any:
     """A module of the double, which is loaded."""
     te.linear.require()

@@ -196,7 +196,7 @@ PLANTS = {
     ),
     "checkpoints": Row(
         "linear_walker", "te", after(linear_walker, "_build", with_a_buffer),
-        {"swap.state-dict", "swap.loads-native"},
+        {"swap.state-dict"},
     ),
 }  # fmt: skip
 

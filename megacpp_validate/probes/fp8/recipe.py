@@ -81,11 +81,8 @@ def _check_recipe(bench: Bench, name: str, enter: Enter) -> None:
         _check_current_scales(bench, enter)
 
 
-def _new_linear(bench: Bench, width: int, out: int, *, bias: bool = True) -> Any:
-    layer = bench.te_layer("linear", width, out, bias=bias)
-    with torch.no_grad():
-        layer.weight.copy_(bench.randn(out, width, scale=width**-0.5))
-    return layer
+def _new_linear(bench: Bench, width: int, out: int) -> Any:
+    return bench.filled(bench.te_layer("linear", width, out))
 
 
 def _step(layer: Any, enter: Enter, rows: Any, gradient: Any) -> list[Operand]:
@@ -134,7 +131,7 @@ def _check_not_finite(bench: Bench, enter: Enter) -> None:
     And a step whose numbers are all finite, however large, is let through.
     """
     health = bench.bridge("layer_watch")
-    model = torch.nn.Sequential(*(_new_linear(bench, WIDTH, WIDTH, bias=False) for _ in range(2)))
+    model = torch.nn.Sequential(*(_new_linear(bench, WIDTH, WIDTH) for _ in range(2)))
 
     def step(where: str, value: float) -> None:
         hole = torch.zeros(ROWS, WIDTH, dtype=BF16, device=bench.device)

@@ -30,6 +30,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..bench import Bench
+from .quantizers import wanted_block
 
 VENDORS: Final = ("transformer_engine", "torchao")
 _METHODS: Final = ("dequantize", "to_original_precision", "from_float8")
@@ -188,13 +189,10 @@ def check_derived(bench: Bench, name: str, tensor: Any) -> None:
 
 
 ROWS, INNER, OUTER = 256, 512, 384
-# Class name and scales of what a recipe's quantizers make: of rows and gradients, and of weights.
+# Class of what a recipe's quantizers make.
 KINDS: Final = {
-    "delayed": ("Float8Tensor", "tensor", "tensor"),
-    "current": ("Float8Tensor", "tensor", "tensor"),
-    "block": ("Float8BlockwiseQTensor", "1x128", "128x128"),
-    "mxfp8": ("MXFP8Tensor", "1x32", "1x32"),
-}
+    "delayed": "Float8Tensor", "current": "Float8Tensor", "block": "Float8BlockwiseQTensor", "mxfp8": "MXFP8Tensor",
+}  # fmt: skip
 TURNED: Final = {"tensor": "tensor", "1x128": "128x1", "128x128": "128x128", "1x32": "32x1"}
 
 
@@ -248,11 +246,10 @@ def check_tensor(bench: Bench, name: str, tensor: Any, block: str, own: Callable
 
 def check_te(bench: Bench, recipe: str) -> None:
     """Rows, weight and gradient as the recipe quantizes them, in both directions; then who multiplies them."""
-    kind, of_rows, of_weight = KINDS[recipe]
-    layer, stored, run = _layers(bench, recipe)
+    kind, (layer, stored, run) = KINDS[recipe], _layers(bench, recipe)
     made = dict(_quantized(bench, layer))
     for name, tensor in made.items():
-        block = of_weight if name.startswith("weight") else of_rows
+        block = wanted_block(recipe, "weight" if name.startswith("weight") else "input")
         bench.check(f"{name}.class", type(tensor).__name__ == kind, type(tensor).__name__)
         if name.endswith(".turned"):
             twin = made[name.removesuffix(".turned")]

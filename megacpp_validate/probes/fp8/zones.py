@@ -46,12 +46,8 @@ class _Model(torch.nn.Module):
     def __init__(self, bench: Bench) -> None:
         super().__init__()
         self.blocks = new_stack(bench, LAYERS)
-        shape = shape_of(bench)
-        heads = {name: bench.te_layer("linear", shape.hidden, shape.hidden) for name in HEADS}
-        self.heads = torch.nn.ModuleDict(heads)
-        with torch.no_grad():
-            for head in self.heads.values():
-                head.weight.copy_(bench.randn(*head.weight.shape, scale=shape.hidden**-0.5))
+        width = shape_of(bench).hidden
+        self.heads = torch.nn.ModuleDict({name: bench.filled(bench.te_layer("linear", width, width)) for name in HEADS})
 
     def run(self, bench: Bench, rows: Any, enter: Enter) -> tuple[Any, ...]:
         """Output of each head: groups of neighbouring layers of one precision, then the heads, each by itself."""
