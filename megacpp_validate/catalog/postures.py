@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import Field
 
-from ..errors import WrongArguments
 from .bridge import Recipe
 from .file import Names, Row, Text, read_rows
 
@@ -95,19 +94,6 @@ class Posture(Row):
         """Those of all three tables."""
         return {**self.speed_defaults, **self.experimental_taxes, **self.observability}
 
-    def find(self, name: str) -> Feature:
-        """The row of a feature.
-
-        Raises:
-            WrongArguments: there is none.
-        """
-        rows = {feature.id: feature for feature in self.features}
-        if name not in rows:
-            raise WrongArguments(
-                f"there is no feature {name!r}. Next step: choose one of {', '.join(rows)}, or say all."
-            )
-        return rows[name]
-
 
 def read_postures(folder: Path | None = None) -> Posture:
     """The posture in `folder`.
@@ -130,12 +116,7 @@ def settings_of(posture: Posture, changed: Mapping[str, bool] | None = None) -> 
     Args:
         posture: whose switches hold.
         changed: feature -> on or off, where it is to be other than the switch; the "further" ones too.
-
-    Raises:
-        WrongArguments: `changed` names one that has no row.
     """
-    for name in changed or {}:
-        posture.find(name)
     switches = {**posture.switches, **(changed or {})}
     order: dict[str, Any] = {}
     for feature in posture.features:

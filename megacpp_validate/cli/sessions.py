@@ -121,12 +121,12 @@ def ablate(
     """
     from ..catalog.policies import read_fp8_policy
     from ..catalog.postures import read_postures
-    from ..gate.ablation import AblationOptions, read_features, run_ablation
+    from ..gate.ablation import AblationOptions, choose_features, run_ablation
     from .output import write_result
 
     posture = read_postures(context.matrix)
     options = fill(
-        AblationOptions, locals(), features=read_features(list(features), posture),
+        AblationOptions, locals(), features=choose_features(list(features), posture),
         target=target if device == "cuda" else "cpu",
     )  # fmt: skip
     policy = read_fp8_policy(context.catalog.targets, context.matrix)

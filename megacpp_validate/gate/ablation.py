@@ -28,13 +28,13 @@ from ..catalog.policies import Fp8Policy
 from ..catalog.postures import Arm, Feature, Posture, merge_orders, settings_of
 from ..environments.cell import own_folder
 from ..environments.interpreter import InterpreterEnvironment, host_interpreter, read_commit
-from ..environments.plan import RunOptions
+from ..environments.plan import RunOptions, choose_rows
 from ..environments.venv import find_cpu_python
-from ..errors import NothingSelected
+from ..errors import NothingSelected, WrongArguments
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen, Result
 from ..process import Processes
-from .fp8 import PresetRefused, find_refused_run
+from .fp8 import find_refused_run
 
 ArmName = Literal["off", "on"]
 ARMS: Final[tuple[ArmName, ArmName]] = ("off", "on")
@@ -54,7 +54,6 @@ class ArmSeen(Frozen):
     """One arm, as its process reports it.
 
     Attributes:
-        pattern, parameters: its layers, and how many parameters the whole model has.
         changes: numbers of the size, as they were trained; all of them.
         features, forms: those that it had.
         parts: name of a part -> the backend that was observed.
@@ -62,8 +61,6 @@ class ArmSeen(Frozen):
         peak_bytes: most GPU memory that the arm held in its first steps; 0 where it was not measured.
     """
 
-    pattern: str = ""
-    parameters: int = 0
     changes: dict[str, JsonValue] = Field(default_factory=dict)
     features: dict[str, JsonValue] = Field(default_factory=dict)
     forms: dict[str, JsonValue] = Field(default_factory=dict)
@@ -78,7 +75,6 @@ class FeatureAblation(Result):
     Attributes:
         tool, commit: that ran it.
         feature, title, plain, source: as the row says.
-        base: what both arms began with: "posture" or "plain".
         off, on: whole orders of the two arms.
         arms: both as they were seen; empty where the process reported none.
         steps: of a block.
@@ -95,7 +91,6 @@ class FeatureAblation(Result):
     plain: str
     source: str
     interpreter: str = ""
-    base: Literal["posture", "plain"]
     off: dict[str, JsonValue]
     on: dict[str, JsonValue]
     arms: dict[ArmName, ArmSeen] = Field(default_factory=dict)
@@ -224,10 +219,10 @@ def decide_feature(
 
 def _read_arm(receipt: Mapping[str, Any]) -> ArmSeen:
     """What is read of the receipt of an arm's rank, which has more."""
-    model, loss = receipt["model"], receipt["steps"][-1]["loss"]
+    loss = receipt["steps"][-1]["loss"]
     return ArmSeen(
-        pattern=model["pattern"], parameters=model["parameters"], changes=model["size"], features=receipt["features"],
-        forms=receipt["forms"], parts={name: part["observed"] for name, part in receipt["choices"].items()},
+        changes=receipt["model"]["size"], features=receipt["features"], forms=receipt["forms"],
+        parts={name: part["observed"] for name, part in receipt["choices"].items()},
         loss=loss if isinstance(loss, float) and math.isfinite(loss) else None, peak_bytes=receipt["peak_bytes"],
     )  # fmt: skip
 
@@ -251,30 +246,28 @@ class AblationOptions(RunOptions):
     """What the user gave; `limit_s` is the budget of seconds of all features together.
 
     Attributes:
-        features: ids, in the order in which they are run.
+        features: in the order in which they are run.
         size: of the model; empty for that of the device.
         pairs: at most, of each feature.
     """
 
-    features: tuple[str, ...]
+    features: tuple[Feature, ...]
     size: str
     pairs: int
     device: Literal["cuda", "cpu"]
 
 
-def read_features(words: Sequence[str], posture: Posture) -> tuple[str, ...]:
-    """Ids from what was typed: `feature=recompute,mtp`, the same without `feature=`, or all.
+def choose_features(words: Sequence[str], posture: Posture) -> tuple[Feature, ...]:
+    """Rows from what was typed: `feature=recompute,mtp`, the same without `feature=`, or all.
 
     Raises:
-        WrongArguments: a feature has no row.
+        UnknownTarget: a feature has no row.
         NothingSelected: no feature is named.
     """
     typed = [name for word in words for name in word.removeprefix("feature=").split(",") if name]
     if not typed:
         raise NothingSelected("no feature is selected. Next step: name one, as in feature=recompute, or all.")
-    if ALL in typed:
-        return tuple(feature.id for feature in posture.features)
-    return tuple(dict.fromkeys(posture.find(name).id for name in typed))
+    return choose_rows("feature", posture.features, () if ALL in typed else typed)
 
 
 def plan_arms(posture: Posture, feature: Feature, options: AblationOptions) -> dict[ArmName, dict[str, Any]]:
@@ -308,29 +301,29 @@ def run_ablation(
         report: called with a line for each feature.
 
     Raises:
-        PresetRefused: the policy refuses an arm; nothing was started.
+        WrongArguments: the policy refuses an arm; nothing was started.
         NoEnvironment: there is no interpreter.
         ToolError: another run writes to the folder of the receipts.
         OSError: the receipts cannot be written.
     """
-    base: Literal["plain", "posture"] = "plain" if options.device == "cpu" else "posture"
-    environment = host_interpreter(os.environ, find_cpu_python(options.python) if base == "plain" else options.python)
-    orders = {name: plan_arms(posture, posture.find(name), options) for name in options.features}
+    python = find_cpu_python(options.python) if options.device == "cpu" else options.python
+    environment = host_interpreter(os.environ, python)
+    features = {feature.id: feature for feature in options.features}
+    orders = {name: plan_arms(posture, feature, options) for name, feature in features.items()}
     for name, arms in orders.items():
         for order in arms.values():
             changes = " ".join(f"{key}={value}" for key, value in order["changes"].items())
             preset = order["features"].get("preset", "production")
             if reason := find_refused_run(policy, preset, order["precision"], changes):
-                raise PresetRefused(f"{name} does not start: {reason}")
+                raise WrongArguments(f"{name} does not start: {reason}")
     rows = []
     with own_folder(options.receipts):
         for name, answer in _run_in_turn(environment, orders, options):
-            feature = posture.find(name)
             row = FeatureAblation(
-                commit=read_commit(), interpreter=environment.shown, base=base, feature=name,
-                **feature.model_dump(include={"title", "plain", "source"}), off=orders[name]["off"],
+                commit=read_commit(), interpreter=environment.shown, feature=name,
+                **features[name].model_dump(include={"title", "plain", "source"}), off=orders[name]["off"],
                 on=orders[name]["on"],
-                **decide_feature(feature, orders[name], answer),
+                **decide_feature(features[name], orders[name], answer),
             )  # fmt: skip
             write_whole(options.receipts / f"{name}.json", row.model_dump_json(indent=2) + "\n")
             rows.append(row)

@@ -131,10 +131,6 @@ def _find(rule: PolicyRule, preset: Preset, policy: Fp8Policy) -> Iterator[str]:
 # --- What binds. ---
 
 
-class PresetRefused(WrongArguments):
-    """A run names a preset that the policy refuses; nothing was started."""
-
-
 def find_refused_run(policy: Fp8Policy, preset: str, precision: str, changes: str) -> str:
     """Why a training run may not start, or its receipt does not count; empty where the policy allows the run.
 
@@ -165,13 +161,13 @@ def refuse_cells(rows: Iterable[ProbeCell], policy: Fp8Policy) -> None:
     """Refuse cells that would train in a preset that the policy refuses, before anything is started.
 
     Raises:
-        PresetRefused: the first of them, with reason, measurement and next step.
+        WrongArguments: the first of them, with reason, measurement and next step.
     """
     for row in rows:
         given = row.settings
         precision = given.get("recipes" if row.code == _TRAINING else "precision", "")
         if reason := find_refused_run(policy, given.get("features", "production"), precision, given.get("changes", "")):
-            raise PresetRefused(f"{row.id} does not start: {reason}")
+            raise WrongArguments(f"{row.id} does not start: {reason}")
 
 
 # --- A session. ---
@@ -207,7 +203,7 @@ class Fp8Result(SessionResult):
 def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, progress: Progress) -> Fp8Result:
     """Run the cells, and judge the curves that training left beside their receipts.
 
-    Raises `PresetRefused`, and as `run_session`.
+    Raises as `refuse_cells` and `run_session`.
 
     Args:
         matrix: folder of the matrix; the project's own without it.

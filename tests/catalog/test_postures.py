@@ -8,7 +8,6 @@ import pytest
 
 from megacpp_validate.bridge.features import PRESETS
 from megacpp_validate.catalog.postures import Posture, merge_orders, read_postures, settings_of
-from megacpp_validate.errors import WrongArguments
 from megacpp_validate.training.smoke.order import SmokeOrder
 
 
@@ -57,5 +56,3 @@ def test_a_tax_and_a_further_feature_are_on_where_they_are_asked_for(posture: Po
     assert order.read_size().trajectory_coefficient > 0
     assert order.read_forms().recompute
     assert not order.read_features().mamba_in_projection
-    with pytest.raises(WrongArguments, match="there is no feature 'fast'"):
-        settings_of(posture, {"fast": True})

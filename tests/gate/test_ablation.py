@@ -18,11 +18,11 @@ from megacpp_validate.gate.ablation import (
     AblationOptions,
     FeatureAblation,
     Verdict,
+    choose_features,
     critical_t,
     decide_feature,
     judge_pairs,
     plan_arms,
-    read_features,
 )
 from tests.catalog.refusals import copy_matrix, edit
 from tests.command_line import Run, make_run_in
@@ -85,7 +85,7 @@ def test_student_of_each_look() -> None:
 def answer(**more: Any) -> dict[str, Any]:
     arms = {
         arm: {
-            "model": {"pattern": "AMEAR", "parameters": 1234, "size": {}}, "features": {}, "peak_bytes": 100,
+            "model": {"size": {}}, "features": {}, "peak_bytes": 100,
             "forms": {"recompute": arm == "on"}, "choices": {"layers.0.block": {"observed": "native"}},
             "steps": [{"loss": 3.0}],
         } | (more if arm == "on" else {})
@@ -96,7 +96,7 @@ def answer(**more: Any) -> dict[str, Any]:
 
 def decide(given: dict[str, Any]) -> FeatureAblation:
     said: dict[str, Any] = {
-        "tool": "test", "feature": "thing", "title": "It", "plain": "not it", "source": "here", "base": "plain",
+        "tool": "test", "feature": "thing", "title": "It", "plain": "not it", "source": "here",
         "off": ORDERS["off"], "on": ORDERS["on"],
     }  # fmt: skip
     return FeatureAblation(**said, **decide_feature(FEATURE, ORDERS, given))
@@ -119,7 +119,7 @@ def test_a_feature_is_judged_and_its_receipt_reads_back() -> None:
             {"choices": {"layers.0.block": {"observed": "sdpa"}}},
             "layers.0.block ran on sdpa, and must be on te or native",
         ),
-        ({"model": {}}, "its answer has another form: KeyError: 'pattern'"),
+        ({"model": {}}, "its answer has another form: KeyError: 'size'"),
     ],
 )
 def test_what_is_no_evidence_is_reported_and_nothing_is_judged(more: dict[str, Any], said: str) -> None:
@@ -148,7 +148,7 @@ for feature, arms in order["arms"].items():
         again = dict(observed="recompute") if given["forms"].get("recompute") else dict(observed="native")
         seen[arm] = dict(
             steps=[dict(loss=3.0)], choices={{"layers.0.recompute": again}}, forms=given["forms"], peak_bytes=2**30,
-            features=given["features"], model=dict(pattern="AMEAR", parameters=1234, size=given["changes"]),
+            features=given["features"], model=dict(size=given["changes"]),
         )
     pairs = [[0.1, 0.1 * cost], [0.1, 0.1002 * cost], [0.1001, 0.1 * cost], [0.1, 0.1 * cost]]
     answer = dict(fault="it raised") if fault == feature else dict(pairs=pairs, steps=2, arms=seen)
@@ -164,7 +164,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     stub.chmod(0o755)
     run = make_run_in(tmp_path, "ablate", capfd, monkeypatch)
     shared = ("--python", str(stub), "--device", "cpu", "--receipts", "out", "--format", "json")
-    return lambda *arguments: run("feature=recompute,mtp,trajectory_loss", *arguments, *shared)
+    return lambda *arguments: run("feature=recompute,mtp,dsa_index_reuse", *arguments, *shared)
 
 
 @pytest.mark.parametrize(
@@ -221,12 +221,13 @@ def test_arms_differ_in_the_feature_alone_and_begin_with_the_posture() -> None:
         arms = plan_arms(posture, feature, asked())
         differ = {key for key in arms["on"] if arms["on"][key] != arms["off"].get(key)}
         assert differ == set(feature.on.as_order), feature.id
-    arms = plan_arms(posture, posture.find("recompute"), asked())
+    (recompute,) = (feature for feature in posture.features if feature.id == "recompute")
+    arms = plan_arms(posture, recompute, asked())
     assert arms["off"]["forms"]["moe"] == "jagged"
     assert (arms["off"]["watch"], arms["off"]["profile"]) == (False, False)  # nobody looks on
 
 
 def test_features_from_what_was_typed() -> None:
     posture = read_postures()
-    assert read_features(["feature=mtp,recompute", "mtp"], posture) == ("mtp", "recompute")
-    assert len(read_features(["feature=all"], posture)) == len(posture.features)
+    assert [one.id for one in choose_features(["feature=mtp,recompute", "mtp"], posture)] == ["recompute", "mtp"]
+    assert len(choose_features(["feature=all"], posture)) == len(posture.features)

@@ -45,7 +45,6 @@ def test_ablation(snapshot: SnapshotAssertion) -> None:
         "tool": "tool 1",
         "plain": "without",
         "source": "here",
-        "base": "posture",
         "off": {},
         "on": {},
     }
