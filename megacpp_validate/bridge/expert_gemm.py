@@ -22,7 +22,7 @@ from .deep_gemm import (
     deep_gemm_grouped,
     why_not_deep_gemm,
 )
-from .errors import TokenCountMismatch, UnknownName, WeightMismatch, WrongDtype, WrongShape, WrongTarget
+from .errors import TokenCountMismatch, UnknownName, WeightMismatch, WrongDtype, WrongShape
 from .features import PRODUCTION, Features, why_not_te
 from .permute import TePadding, whole_numbers
 from .recipes import TE_DTYPES
@@ -85,7 +85,7 @@ def check_rows(rows: Any, rows_per_expert: Sequence[int] | Any, experts: int, wi
     """The numbers of rows as a tuple, after a check that rows [R, width] fit the bank with the parameter `held`.
 
     Raises:
-        WrongShape, WrongDtype, WrongTarget, TokenCountMismatch: see `ExpertGemm.forward`.
+        WrongShape, WrongDtype, TokenCountMismatch: see `ExpertGemm.forward`.
     """
     if rows.dim() != 2 or rows.shape[1] != width:
         raise WrongShape(
@@ -94,8 +94,6 @@ def check_rows(rows: Any, rows_per_expert: Sequence[int] | Any, experts: int, wi
         )
     if rows.dtype != held.dtype:
         raise WrongDtype(f"rows are {rows.dtype} and the experts {held.dtype}. Next step: cast the rows.")
-    if rows.device != held.device:
-        raise WrongTarget(f"rows lie on {rows.device} and the experts on {held.device}. Next step: move the rows.")
     counts = whole_numbers(rows_per_expert)
     if len(counts) != experts or min(counts) < 0 or sum(counts) != rows.shape[0]:
         raise TokenCountMismatch(
@@ -177,8 +175,6 @@ class ExpertGemm(nn.Module):
         bank: the layer that holds the parameters.
 
     Raises:
-        WrongShape: a size below 1.
-        WrongDtype: a dtype that is not floating point.
         UnknownName: an unknown backend or value of `fp8_when`.
         NoBackend: every backend refuses.
     """
@@ -196,16 +192,9 @@ class ExpertGemm(nn.Module):
         fp8_when: When | None = None,
     ) -> None:
         super().__init__()
-        if min(num_experts, in_features, out_features) < 1:
-            raise WrongShape(
-                f"{num_experts} experts of {in_features} -> {out_features} features: each must be 1 or more. Next "
-                "step: divide the sizes of the model's configuration among the ranks."
-            )
         check_backends(backends, BACKENDS)
         self.num_experts, self.in_features, self.out_features = num_experts, in_features, out_features
         dtype = dtype if dtype is not None else torch.get_default_dtype()
-        if not dtype.is_floating_point:
-            raise WrongDtype(f"experts of {dtype} cannot be trained. Next step: make them in a floating dtype.")
         device = torch.device(device) if device is not None else torch.get_default_device()
         self.features, self.backends, self.fp8_when = features, tuple(backends), read_when(fp8_when)
         self._refused = {name: self._why_not_held(name, dtype, device) for name in self.backends}
@@ -237,7 +226,7 @@ class ExpertGemm(nn.Module):
             [R, N] in the dtype of `rows`, also inside an autocast region.
 
         Raises:
-            WrongShape, WrongDtype, WrongTarget: rows of another rank, width, dtype or device.
+            WrongShape, WrongDtype: rows of another rank, width or dtype.
             TokenCountMismatch: numbers that are not E, negative, or do not sum to R.
             NoBackend: every backend refuses.
         """

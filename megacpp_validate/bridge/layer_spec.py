@@ -15,13 +15,13 @@ from torch import nn
 
 from ..native.block import ABlock
 from ..native.grouped_gemm import ExpertBank
-from ..native.mamba import Mamba2Mixer
+from ..native.mamba import Layout, Mamba2Mixer, in_projection_rows
 from ..native.mlp import NormMLP
-from ..native.norms import RMSNorm, check_eps
+from ..native.norms import NormLinear, RMSNorm, check_eps
 from ..native.recurrent import MatrixRecurrentBlock
 from . import imports as te
 from .backends import Candidate, Choice, Refusal, choose
-from .errors import NotDivisible, UnknownName, WrongDtype
+from .errors import UnknownName, WrongDtype
 from .extra_state import keep_checkpoints_plain, take_over
 from .features import PRODUCTION, Features, why_not_te
 from .liger import LigerNorm, LigerNormMLP, ask_liger
@@ -224,14 +224,9 @@ def build_mlp(
     `fc2_weight` [hidden, F], and start from the same distribution.
 
     Raises:
-        UnknownName: there is no such activation.
         ValueError: an eps that is negative or not finite, or a width below 1.
         WrongDtype: a dtype that TE, which is to be used, does not take.
     """
-    if activation not in get_args(MlpActivation):
-        raise UnknownName(
-            f"there is no activation {activation!r}. Next step: choose from {', '.join(get_args(MlpActivation))}."
-        )
     liger = liger and activation == "swiglu"  # of its gated kernels only this one has the formula of the native layer
     choice = _choose("MLP", features, device, ahead=ask_liger(device, dtype, wanted=liger))
     if choice.observed == "te":
@@ -269,29 +264,64 @@ def build_mamba_mixer(
             or it stays native.
 
     Raises:
-        NotDivisible: the head size does not divide the inner width, or the groups not the heads.
         UnknownName: there is no such recipe.
-        ValueError: an eps that is negative or not finite, or a size below 1.
+        ValueError: a head size that does not divide the inner width, groups that do not divide the heads, an eps that
+            is negative or not finite, or a size below 1.
         WrongDtype: a dtype that TE, which is to be used, does not take.
     """
-    inner = expand * hidden
-    if head_dim < 1 or groups < 1 or inner % head_dim or (inner // head_dim) % groups:
-        raise NotDivisible(
-            f"an inner width of {inner} ({expand} x {hidden}) has no heads of {head_dim} that {groups} group(s) share "
-            "evenly. Next step: choose a head size that divides it, and groups that divide the heads."
-        )
     mixer = Mamba2Mixer(
         hidden, state=state, head_dim=head_dim, expand=expand, groups=groups, conv=conv, chunk=chunk, eps=eps,
         dtype=dtype, device=device,
     )  # fmt: skip
-    width = mixer.in_projection.out_features
+    mixer.in_projection = _project(mixer.in_projection, features, recipe)
+    return _with_choice(mixer, mixer.in_projection.choice)
+
+
+def build_mamba_in_projection(
+    hidden: int,
+    layout: Layout,
+    *,
+    state: int,
+    head_dim: int,
+    expand: int = 2,
+    groups: int = 1,
+    mimo_rank: int = 1,
+    eps: float = 1e-5,
+    dtype: Any,
+    device: Any,
+    features: Features = PRODUCTION,
+    recipe: RecipeName | None = None,
+) -> Any:
+    """RMSNorm and the fused in-projection of a Mamba-2 or Mamba-3 mixer: [..., hidden] -> [..., sum of `rows`].
+
+    `choice` says which it is, and `rows` what its output is split into: name -> width, in order.
+
+    Args:
+        layout, state, head_dim, groups, mimo_rank: as `native.mamba.in_projection_rows` takes them.
+        hidden, expand, eps, dtype, device, features, recipe: as `build_mamba_mixer` takes them.
+
+    Raises:
+        UnknownName, ValueError, WrongDtype: as `build_mamba_mixer`.
+    """
+    rows = in_projection_rows(
+        layout, inner=expand * hidden, head_dim=head_dim, state=state, groups=groups, mimo_rank=mimo_rank
+    )
+    plain = NormLinear(hidden, sum(rows.values()), eps=eps, dtype=dtype, device=device)
+    layer = _project(plain, features, recipe)
+    layer.rows = rows
+    return layer
+
+
+def _project(plain: NormLinear, features: Features, recipe: RecipeName | None) -> Any:
+    """An in-projection by TE with the parameters of a plain one, or the plain one; with its `choice`."""
+    hidden, width, device, dtype = plain.in_features, plain.out_features, plain.weight.device, plain.weight.dtype
     choice = _choose("M", features, device, _why_not_aligned(hidden, width, recipe))
-    if choice.observed == "te":
-        _check_te(eps, dtype)
-        with torch.random.fork_rng(cuda_devices([mixer.in_projection])):  # TE draws weights that nobody will see
-            projection = te_mamba_in_projection(hidden, width, eps=eps, dtype=dtype, device=device)
-        mixer.in_projection = take_over(projection, mixer.in_projection, "the Mamba in-projection")
-    return _with_choice(mixer, choice)
+    if choice.observed != "te":
+        return _with_choice(plain, choice)
+    _check_te(plain.eps, dtype)
+    with torch.random.fork_rng(cuda_devices([plain])):  # TE draws weights that nobody will see
+        layer = te_mamba_in_projection(hidden, width, eps=plain.eps, dtype=dtype, device=device)
+    return _with_choice(take_over(layer, plain, "the Mamba in-projection"), choice)
 
 
 def _why_not_aligned(hidden: int, width: int, recipe: RecipeName | None) -> Refusal | None:

@@ -21,7 +21,7 @@ from torch import nn
 
 from . import imports as te
 from .backends import Choice, Refusal, choose
-from .errors import BridgeError, UnknownName
+from .errors import UnknownName
 from .extra_state import take_over
 from .features import PRODUCTION, Features, why_not_te
 from .recipes import ALIGNMENT, RECIPES, TE_DTYPES, RecipeName
@@ -248,10 +248,6 @@ _HOOKS: Final = (
 )  # fmt: skip
 
 
-class NotATree(BridgeError, TypeError):
-    """What is to be walked is no `nn.Module`."""
-
-
 @dataclass(frozen=True)
 class Decision:
     """What is done with one module, under one of its names; the name of the tree itself is empty.
@@ -306,11 +302,8 @@ def plan_walk(
         recipe: the low precision that the layers are to run in, if any: then both widths must fit its GEMM.
 
     Raises:
-        NotATree: `tree` is no `nn.Module`.
         UnknownName: the whitelist holds what is neither pattern nor class, or there is no such recipe.
     """
-    if not isinstance(tree, nn.Module):
-        raise NotATree(f"a {type(tree).__name__} is not a torch.nn.Module. Next step: pass the model.")
     if isinstance(include, str) or not all(isinstance(one, str | type) and one for one in include):
         raise UnknownName(
             f"the whitelist is {include!r}; each entry is the end of a name as a shell pattern, or a class. Next step: "
@@ -487,7 +480,7 @@ def swap_linears(
 
     Raises:
         WeightMismatch: TE built a layer with other parameters than those it is to take over.
-        NotATree, UnknownName: as `plan_walk`.
+        UnknownName: as `plan_walk`.
     """
     plan = plan_walk(tree, include=include, features=features, recipe=recipe)
     linears = {name: tree.get_submodule(name) for name in plan.swapped}

@@ -14,10 +14,10 @@ from ..native.mlp import is_gated
 from ..native.norms import check_eps
 from . import imports as te
 from .amax_owner import AmaxGroupMissing
-from .attention import DTYPES, SINGLE, Masks, check_heads
+from .attention import SINGLE, Masks, check_heads
 from .backends import Choice, NoBackend, Refusal, choose
 from .block_weights import BlockShape, check_native_state, to_native, to_te
-from .errors import NotDivisible, UnknownName, WrongDtype, WrongOption, WrongShape, WrongTarget
+from .errors import WrongDtype, WrongShape
 from .extra_state import tolerate_extra_state
 from .features import PRODUCTION, Features, why_not_te
 from .fused import turn_heads
@@ -92,41 +92,14 @@ def check_gathered_scales(tp_group: Any) -> None:
 # What an A-block refuses before it builds or runs a layer.
 
 
-def check_options(sizes: Mapping[str, Any], activation: str, dtype: Any, eps: float) -> None:
-    """Refuse sizes below 1, unknown activations, dtypes that no layer computes in, and an eps that gives NaN."""
-    if wrong := [f"{name}={size!r}" for name, size in sizes.items() if not isinstance(size, int) or size < 1]:
-        raise WrongShape(f"{', '.join(wrong)}: each is an integer from 1 up. Next step: correct the configuration.")
-    if dtype not in DTYPES:
-        names = ", ".join(sorted(map(str, DTYPES)))
-        raise WrongDtype(
-            f"no layer has parameters of {dtype!r}. Next step: choose one of {names}; low precision is a scope around "
-            "the call, not a dtype of the parameters."
-        )
-    try:
-        is_gated(activation)
-    except ValueError as fault:
-        raise UnknownName(f"{fault} Next step: choose one of them.") from fault
-    try:
-        check_eps(eps)
-    except ValueError as fault:
-        raise WrongOption(f"{fault} Next step: pass the model's own, such as 1e-5.") from fault
-
-
-def check_rope(rope: Any, length: int, width: int, device: Any) -> None:
-    """Refuse tables that do not fit `length` tokens of heads of this size, or lie on another device."""
-    if width % 2:
-        raise NotDivisible(
-            f"heads have {width} channels; a rotary embedding rotates pairs of channels. Next step: use an even "
-            "head_dim, or leave out rope."
-        )
+def check_rope(rope: Any, length: int, width: int) -> None:
+    """Refuse tables that do not fit `length` tokens of heads of this size."""
     shapes = [tuple(table.shape) for table in rope]
     if len(shapes) != 2 or shapes[0] != shapes[1] or shapes[0][1:] != (width // 2,) or shapes[0][0] < length:
         raise WrongShape(
             f"rotary tables have shapes {', '.join(map(str, shapes))}; wanted cosine and sine, both [at least "
             f"{length}, {width // 2}]. Next step: make both by rope_tables(length, {width}) for the longest sequence."
         )
-    if any(table.device != device for table in rope):
-        raise WrongTarget(f"the rotary tables do not lie on {device}, where the rows are. Next step: move the tables.")
 
 
 # --- native block -----------------------------------------------------------------------------------------------------
@@ -136,9 +109,7 @@ class TeBlock(nn.Module):
     """The A-block in TE classes: LayerNormLinear, DotProductAttention, Linear, LayerNormMLP.
 
     Args:
-        hidden: width of the residual stream.
-        ffn_hidden: width F of the MLP, of all tensor-parallel ranks.
-        num_heads, head_dim, num_gqa_groups: of the attention, of all ranks.
+        shape: of the whole block, of all tensor-parallel ranks.
         activation: of the MLP; a gated one takes the first half of the up-projection as its gate.
         eps: of both norms.
         dtype, device: of the parameters.
@@ -148,12 +119,8 @@ class TeBlock(nn.Module):
 
     def __init__(
         self,
+        shape: BlockShape,
         *,
-        hidden: int,
-        ffn_hidden: int,
-        num_heads: int,
-        head_dim: int,
-        num_gqa_groups: int,
         activation: Literal["gelu", "geglu", "srelu", "swiglu"],
         eps: float,
         dtype: Any,
@@ -163,19 +130,16 @@ class TeBlock(nn.Module):
         sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
-        self.heads = num_heads // tp_size, num_gqa_groups // tp_size, head_dim
+        hidden, queries, keys = shape.hidden, shape.segments[0], shape.segments[1]
+        self.heads = shape.heads // tp_size, shape.groups // tp_size, shape.head_dim
         self.sequence_parallel = sequence_parallel
         self.qkv = te.layernorm_linear.require()(
             in_features=hidden,
-            out_features=(num_heads + 2 * num_gqa_groups) * head_dim,
+            out_features=sum(shape.segments),
             eps=eps,
             bias=False,
             normalization="RMSNorm",
-            parameters_split={
-                "query": num_heads * head_dim,
-                "key": num_gqa_groups * head_dim,
-                "value": num_gqa_groups * head_dim,
-            },
+            parameters_split={"query": queries, "key": keys, "value": keys},
             parallel_mode="column" if tp_size > 1 else None,
             tp_size=tp_size,
             tp_group=tp_group,
@@ -184,17 +148,17 @@ class TeBlock(nn.Module):
             device=device,
         )
         self.attention = te.dot_product_attention.require()(
-            num_attention_heads=num_heads, kv_channels=head_dim, num_gqa_groups=num_gqa_groups, tp_size=tp_size,
+            num_attention_heads=shape.heads, kv_channels=shape.head_dim, num_gqa_groups=shape.groups, tp_size=tp_size,
             qkv_format="sbhd" if sequence_parallel else "bshd", attn_mask_type="causal", tp_group=tp_group,
         )  # fmt: skip
         self.out = te.linear.require()(
-            in_features=num_heads * head_dim, out_features=hidden, bias=False,
+            in_features=queries, out_features=hidden, bias=False,
             parallel_mode="row" if tp_size > 1 else None, tp_size=tp_size, tp_group=tp_group,
             sequence_parallel=sequence_parallel, params_dtype=dtype, device=device,
         )  # fmt: skip
         self.mlp = te.layernorm_mlp.require()(
             hidden_size=hidden,
-            ffn_hidden_size=ffn_hidden,
+            ffn_hidden_size=shape.ffn_hidden,
             eps=eps,
             bias=False,
             normalization="RMSNorm",
@@ -257,9 +221,7 @@ class NativeBlock(nn.Module):
 
     Raises:
         NotDivisible: heads, groups, widths and ranks do not divide.
-        WrongShape, WrongDtype: a size below 1, or a dtype that no layer supports.
-        UnknownName: an unknown activation.
-        WrongOption: a negative or non-finite eps.
+        ValueError: an unknown activation, or a negative or non-finite eps.
         NoBackend: tensor parallelism without TE.
     """
 
@@ -284,7 +246,7 @@ class NativeBlock(nn.Module):
         dtype = torch.get_default_dtype() if dtype is None else dtype
         device = torch.get_default_device() if device is None else device
         check_heads(num_heads, num_gqa_groups, head_dim, tp_size)
-        check_options({"hidden": hidden, "ffn_hidden": ffn_hidden}, activation, dtype, eps)
+        check_eps(eps)
         whole = BlockShape(hidden, ffn_hidden, num_heads, num_gqa_groups, head_dim, is_gated(activation))
         self.shape, self.tp_size, self.features = whole.shard(tp_size), tp_size, features
         self.tp_group, self.sequence_parallel = tp_group, sequence_parallel and tp_size > 1
@@ -295,18 +257,14 @@ class NativeBlock(nn.Module):
         plain = partial(
             ABlock, hidden, ffn_hidden, num_heads, head_dim, num_gqa_groups, activation=activation, eps=eps, dtype=dtype
         )
-        self._why_plain = _why_not_of_te(features, dtype, device)
+        self._why_plain = why_not_te_block(features, dtype, device)
         if self._why_plain is not None:
             if (lacking := self._why_not_native()) is not None:
                 raise NoBackend(f"no native_block can be made. te: {self._why_plain.reason}; native: {lacking.reason}")
             self.native = plain(device=device)
             return
         self.te = TeBlock(
-            hidden=hidden,
-            ffn_hidden=ffn_hidden,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            num_gqa_groups=num_gqa_groups,
+            whole,
             activation=activation,
             eps=eps,
             dtype=dtype,
@@ -344,8 +302,7 @@ class NativeBlock(nn.Module):
         Raises:
             AmaxGroupMissing: sequence parallelism under delayed scaling whose amax is not reduced over `tp_group`.
             WrongShape, WrongDtype: rows, rope or a mask of another shape or dtype.
-            WrongTarget: rope or a mask on another device than the rows.
-            NotDivisible: rope for heads of an odd size.
+            WrongTarget: a mask on another device than the rows.
             MaskConflict, WrongOption: contradicting or invalid mask options.
             NoBackend: TE refuses, and the parameters are a tensor-parallel share.
         """
@@ -402,7 +359,7 @@ class NativeBlock(nn.Module):
         if self._length(rows) == 1:
             return Refusal("te", "one-token", SINGLE)
         dtype = next(self.parameters()).dtype
-        refused = self._why_plain or _why_not_of_te(self.features, dtype, rows.device)
+        refused = self._why_plain or why_not_te_block(self.features, dtype, rows.device)
         return refused or why_not_low(rows, self.shape)
 
     def _why_not_native(self) -> Refusal | None:
@@ -428,14 +385,15 @@ class NativeBlock(nn.Module):
         if rows.dtype != wanted and not torch.is_autocast_enabled(rows.device.type):
             raise WrongDtype(f"rows are {rows.dtype}, the parameters {wanted}. Next step: cast, or use torch.autocast.")
         if rope is not None:
-            check_rope(rope, length, self.shape.head_dim, rows.device)
+            check_rope(rope, length, self.shape.head_dim)
 
     def _length(self, rows: Any) -> int:
         """T of the whole sequences."""
         return rows.shape[1] * (self.tp_size if self.sequence_parallel else 1)
 
 
-def _why_not_of_te(features: Features, dtype: Any, device: Any) -> Refusal | None:
+def why_not_te_block(features: Features, dtype: Any, device: Any) -> Refusal | None:
+    """Why TE's classes cannot hold the parameters of a block; None where they can."""
     if (refused := why_not_te(features, "native_block", device)) is not None:
         return refused
     return None if dtype in TE_DTYPES else Refusal("te", "dtype", f"Transformer Engine has no layers in {dtype}")

@@ -24,7 +24,7 @@ from ..native.permute import (
 from ..native.router import drop_over_capacity
 from . import imports as te
 from .backends import Candidate, Choice, Refusal, choose
-from .errors import TokenCountMismatch, WrongDtype, WrongShape, WrongTarget
+from .errors import TokenCountMismatch, WrongDtype, WrongShape
 from .features import PRODUCTION, Features, why_not_te
 
 # --- row map: rows sorted by expert, the map that takes them back, and the checks of both ---
@@ -75,13 +75,8 @@ class Dispatched:
     row_map: RowMap
 
 
-def check_layout(num_experts: int, align: int, capacity: int | None) -> None:
-    """Refuse numbers below 1, and a capacity beside rows in multiples of `align` (WrongShape)."""
-    if min(num_experts, align, 1 if capacity is None else capacity) < 1:
-        raise WrongShape(
-            f"{num_experts} experts, rows in multiples of {align}, capacity {capacity}: each must be 1 or more. Next "
-            "step: read them from the model's configuration."
-        )
+def check_layout(align: int, capacity: int | None) -> None:
+    """Refuse a capacity beside rows in multiples of `align` (WrongShape)."""
     if capacity is not None and align != 1:
         raise WrongShape(
             f"capacity {capacity} and rows in multiples of {align}. Next step: pass `capacity` for the padded layout, "
@@ -93,7 +88,7 @@ def check_routing(tokens: Any, probs: Any, routing_map: Any, num_experts: int) -
     """Refuse tokens [T, D], probabilities [T, E] and a routing map [T, E] that do not belong together.
 
     Raises:
-        WrongShape, WrongDtype, WrongTarget: a wrong rank, size, dtype or device.
+        WrongShape, WrongDtype: a wrong rank, size or dtype.
     """
     if tokens.dim() != 2 or tuple(routing_map.shape) != (tokens.shape[0], num_experts):
         raise WrongShape(
@@ -109,14 +104,10 @@ def check_routing(tokens: Any, probs: Any, routing_map: Any, num_experts: int) -
             f"tokens are {tokens.dtype} and require a gradient, which bytes do not carry. Next step: dispatch before "
             "quantising."
         )
-    if tokens.device != routing_map.device:
-        raise WrongTarget(
-            f"tokens lie on {tokens.device} and the map on {routing_map.device}. Next step: move them to one device."
-        )
 
 
 def check_probs(probs: Any, routing_map: Any) -> None:
-    """Refuse probabilities that do not fit a routing map [T, E]: shape, dtype or device. None passes."""
+    """Refuse probabilities that do not fit a routing map [T, E]: shape or dtype. None passes."""
     if probs is None:
         return
     if probs.shape != routing_map.shape:
@@ -126,10 +117,6 @@ def check_probs(probs: Any, routing_map: Any) -> None:
         )
     if not probs.dtype.is_floating_point:
         raise WrongDtype(f"the probabilities are {probs.dtype}. Next step: pass them in float32.")
-    if probs.device != routing_map.device:
-        raise WrongTarget(
-            f"probabilities lie on {probs.device} and the map on {routing_map.device}. Next step: move them to one."
-        )
 
 
 def check_counts(rows_per_expert: Sequence[int] | Any, routing_map: Any) -> tuple[int, ...]:
@@ -159,16 +146,6 @@ def check_counts(rows_per_expert: Sequence[int] | Any, routing_map: Any) -> tupl
 def whole_numbers(given: Any) -> tuple[int, ...]:
     """Integers of a sequence or tensor [n]; a tensor of another device is waited for once."""
     return tuple(map(int, given.tolist() if torch.is_tensor(given) else given))
-
-
-def check_map(row_map: RowMap, num_experts: int, capacity: int | None) -> None:
-    """Refuse the row map of a dispatch with other experts or a larger capacity (TokenCountMismatch)."""
-    counts = row_map.tokens_per_expert
-    if len(counts) != num_experts or (capacity is not None and max(counts) > capacity):
-        raise TokenCountMismatch(
-            f"the map is of {len(counts)} experts with {max(counts, default=0)} rows at most; this dispatch has "
-            f"{num_experts}, capacity {capacity}. Next step: use the dispatch that made the map."
-        )
 
 
 def check_rows(rows: Any, leading: tuple[int, ...]) -> None:
@@ -304,7 +281,7 @@ class Dispatch:
         capacity: int | None = None,
         features: Features = PRODUCTION,
     ) -> None:
-        check_layout(num_experts, align, capacity)
+        check_layout(align, capacity)
         self.num_experts, self.align, self.capacity = num_experts, align, capacity
         self.features = features
         self.choice: Choice | None = None
@@ -322,7 +299,7 @@ class Dispatch:
             rows_per_expert: its E column sums on the host; without them the host waits once for the device.
 
         Raises:
-            WrongShape, WrongDtype, WrongTarget: tensors that do not belong together.
+            WrongShape, WrongDtype: tensors that do not belong together.
             TokenCountMismatch: numbers that do not match the map.
         """
         check_routing(tokens, probs, routing_map, self.num_experts)
@@ -354,7 +331,6 @@ class Dispatch:
         Raises:
             WrongShape, WrongDtype, TokenCountMismatch: rows or probabilities that do not fit the map.
         """
-        check_map(row_map, self.num_experts, self.capacity)
         counts = row_map.tokens_per_expert
         check_rows(rows, (sum(self._padded(counts)),) if self.capacity is None else (self.num_experts, self.capacity))
         check_probs(probs, row_map.routing_map)

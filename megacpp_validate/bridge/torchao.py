@@ -139,7 +139,6 @@ def plan_float8(model: Any, recipe: str, *, include: Sequence[str | type] = PROJ
     Raises:
         UnknownName: there is no such recipe.
         WrongOption: no layer is left; the text has every reason.
-        NotATree: as `plan_walk`.
     """
     known = next((name for name in FLOAT8_RECIPES if name == recipe), None)
     if known is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import reduce
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -20,6 +20,41 @@ from .norms import INIT_STD, NormLinear, check_eps, without_autocast
 # The ranges from which Mamba-2 draws the initial step and decay.
 DT_RANGE = (1e-3, 1e-1)
 DECAY_RANGE = (1.0, 16.0)
+ROPE_FRACTION: Final = 0.5  # of the state, in pairs, that Mamba-3 turns by default
+
+Layout = Literal["mamba2", "mamba3"]
+
+
+def in_projection_rows(
+    layout: Layout, *, inner: int, head_dim: int, state: int, groups: int = 1, mimo_rank: int = 1
+) -> dict[str, int]:
+    """Rows of the one fused in-projection of a mixer, by name and in their order.
+
+    Mamba-2 has [z, x, B, C, dt] (`mamba_ssm/modules/mamba2.py`; megatron-core's `ssm/mamba_mixer.py` calls the whole
+    zxBCdt). Mamba-3 has [z, x, B, C, dd_dt, dd_A, trap, angle] (`mamba_ssm/modules/mamba3.py` at 0348a3dd): decays and
+    the trapezoidal gate come from the row too, directions are turned by angles, and there is no convolution.
+
+    Args:
+        layout: of which mixer.
+        inner: I, width of z and x.
+        head_dim: P; heads H = I / P.
+        state: N, size of the state a channel.
+        groups: G, how many B and C there are; divides H.
+        mimo_rank: R of Mamba-3, directions a group; 1 without MIMO.
+
+    Raises:
+        ValueError: sizes that do not divide.
+    """
+    if head_dim < 1 or groups < 1 or inner % head_dim or inner // head_dim % groups:
+        raise ValueError(
+            f"an inner width of {inner} has no heads of {head_dim} that {groups} group(s) share evenly. Next step: "
+            "choose a head size that divides it, and groups that divide the heads."
+        )
+    heads, directions = inner // head_dim, groups * state * mimo_rank
+    rows = {"z": inner, "x": inner, "B": directions, "C": directions}
+    if layout == "mamba2":
+        return {**rows, "dt": heads}
+    return {**rows, "dd_dt": heads, "dd_A": heads, "trap": heads, "angle": int(state * ROPE_FRACTION) // 2}
 
 
 def ssd_chunked(x: Any, dt: Any, a: Any, b: Any, c: Any, *, chunk: int) -> tuple[Any, Any]:
@@ -99,8 +134,8 @@ class Mamba2Mixer(nn.Module):
     """The Mamba-2 mixer behind its pre-norm; the residual connection is the caller's.
 
     `in_projection` norms and projects in one module, so that Transformer Engine's LayerNormLinear may stand in for it.
-    Its rows are, in order, the gate z [I], the values x [I], the directions b and c [groups * state each] and the steps
-    dt [H], where I = expand * hidden and H = I / head_dim.
+    Its rows are those of `in_projection_rows("mamba2")`: the gate z [I], the values x [I], the directions b and c
+    [groups * state each] and the steps dt [H], where I = expand * hidden and H = I / head_dim.
 
     Args:
         hidden: width of the rows.
@@ -141,13 +176,14 @@ class Mamba2Mixer(nn.Module):
         super().__init__()
         check_eps(eps)
         inner = expand * hidden
-        heads = inner // head_dim
+        rows = in_projection_rows("mamba2", inner=inner, head_dim=head_dim, state=state, groups=groups)
+        heads = rows["dt"]
         self.hidden, self.inner, self.heads, self.head_dim = hidden, inner, heads, head_dim
         self.state, self.groups, self.chunk, self.eps = state, groups, chunk, eps
         self.scan: Any = None
         made = {"dtype": dtype, "device": device}
         mixed = inner + 2 * groups * state
-        self.in_projection = NormLinear(hidden, inner + mixed + heads, eps=eps, **made)
+        self.in_projection = NormLinear(hidden, sum(rows.values()), eps=eps, **made)
         self.conv_weight = nn.Parameter(torch.empty(mixed, conv, **made))
         self.conv_bias = nn.Parameter(torch.zeros(mixed, **made))
         self.a_log = nn.Parameter(torch.empty(heads, **made))

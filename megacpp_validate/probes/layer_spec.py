@@ -25,6 +25,7 @@ from .trial import Formula, Trial, formula_of, layer_trial, try_case
 
 BY_TE: Final = ("A", "M", "E", "MLP", "norm")
 EPS: Final = 3e-5  # not the default of any layer: one that ignores what it is given shows
+MAMBA3_STATE: Final = 128  # its default, with which the rows of the in-projection are a multiple of 32, too
 SMALL: Final = 4e-3  # size of rows whose mean square is about EPS: another eps shows in them
 
 
@@ -59,6 +60,7 @@ def probe(bench: Bench) -> None:
     sizes = _Sizes() if bench.device == "cpu" or bench.quick else _Sizes(256, 512, 32, 16, 32, 131)
     with bench.scope("checkpoints"):
         _check_names(bench, spec, sizes)
+    _check_rows(bench, spec, sizes)
     for name in DTYPES:
         for row in LAYERS:
             _check(bench, spec, sizes, row, name)
@@ -97,6 +99,19 @@ def _check_tables(bench: Bench, spec: Any) -> None:
         reasons = "; ".join(refusal.reason for refusal in entry.choice.refusals)
         right = entry.choice.observed == wanted and entry.layer is (found if by_te else native[kind])
         bench.check(f"chosen.{kind}", right, f"{entry.layer.__qualname__} by {entry.choice.observed} {reasons}".strip())
+
+
+def _check_rows(bench: Bench, spec: Any, sizes: _Sizes) -> None:
+    """The parts of Mamba-3's in-projection by `mamba_ssm/modules/mamba3.py`: names, order and widths."""
+    made = {"dtype": torch.float32, "device": bench.device, **sizes.mixer, "state": MAMBA3_STATE}
+    layer = spec.build_mamba_in_projection(sizes.hidden, "mamba3", **made)
+    inner, directions, angles = 2 * sizes.hidden, sizes.mixer["groups"] * MAMBA3_STATE, MAMBA3_STATE // 4
+    heads = inner // sizes.head_dim
+    wanted = [inner, inner, directions, directions, heads, heads, heads, angles]
+    names = ["z", "x", "B", "C", "dd_dt", "dd_A", "trap", "angle"]
+    seen = list(layer.rows.items())
+    right = seen == list(zip(names, wanted, strict=True)) and layer.weight.shape[0] == sum(wanted)
+    bench.check("in_projection3.rows", right, str(layer.rows))
 
 
 def _check_names(bench: Bench, spec: Any, sizes: _Sizes) -> None:
@@ -161,10 +176,11 @@ def _mlp(activation: Any, bench: Bench, spec: Any, sizes: _Sizes, made: dict[str
     return _Made(layer, layer.choice, partial(reference.mlp, **options), formula_of(plain))
 
 
-def _in_projection(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> _Made:
-    mixer = _new_mixer(bench, spec, sizes, made)
-    plain = NormLinear(sizes.hidden, mixer.in_projection.out_features, eps=EPS, device=made["device"])
-    return _Made(mixer.in_projection, mixer.choice, partial(reference.norm_linear, eps=EPS), formula_of(plain))
+def _in_projection(layout: str, bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> _Made:
+    options = {**sizes.mixer, **({"state": MAMBA3_STATE} if layout == "mamba3" else {})}
+    layer = bench.filled(spec.build_mamba_in_projection(sizes.hidden, layout, **options, eps=EPS, **made))
+    plain = NormLinear(sizes.hidden, layer.out_features, eps=EPS, device=made["device"])
+    return _Made(layer, layer.choice, partial(reference.norm_linear, eps=EPS), formula_of(plain))
 
 
 def _mixer(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> _Made:
@@ -201,33 +217,36 @@ def _recurrent(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any]) -> 
     return _Made(layer, entry.choice, partial(reference.recurrent_block, **heads, eps=EPS), None)
 
 
-IN_PROJECTION: Final = _Row("in_projection", "norm_linear", _in_projection, SMALL, memory=True)
+IN_PROJECTIONS: Final = (
+    _Row("in_projection", "norm_linear", partial(_in_projection, "mamba2"), SMALL, memory=True),
+    _Row("in_projection3", "norm_linear", partial(_in_projection, "mamba3"), SMALL),
+)
 MLPS: Final = (
     _Row("mlp.swiglu", "gated_mlp", partial(_mlp, "swiglu"), memory=True),
     _Row("mlp.gelu", "plain_mlp", partial(_mlp, "gelu"), SMALL),
 )
 NORMS: Final = (_Row("norm.unit", "norm", _norm, memory=True), _Row("norm.small", "norm", _norm, SMALL))
-LAYERS: Final = (*NORMS, *MLPS, IN_PROJECTION)
+LAYERS: Final = (*NORMS, *MLPS, *IN_PROJECTIONS)
 BY_LIGER: Final = (
     _Row("norm.liger", "norm", partial(_norm, liger=True), SMALL, wanted="liger"),
     _Row("mlp.liger", "gated_mlp", partial(_mlp, "swiglu", liger=True), memory=True, wanted="liger"),
 )
 # The mixer against the recurrence, one row after another, and the block that TE has nothing for.
 SCANS: Final = (_Row("mixer", "mixer", _mixer), _Row("recurrent", "recurrent", _recurrent, wanted="native"))
-IN_RECIPES: Final = (IN_PROJECTION, *MLPS)
+IN_RECIPES: Final = (*IN_PROJECTIONS, *MLPS)
 
 
 def _check(bench: Bench, spec: Any, sizes: _Sizes, row: _Row, precision: str, recipe: Any = None) -> None:
     """One row in one precision, or under a recipe; a layer of each kind leaves nothing behind on the device."""
     dtype, path = DTYPES[precision], f"{recipe or precision}.{row.name}"
-    made = {"dtype": dtype, "device": bench.device, **({"recipe": recipe} if row is IN_PROJECTION else {})}
+    made = {"dtype": dtype, "device": bench.device, **({"recipe": recipe} if row in IN_PROJECTIONS else {})}
     layer, choice, formula, native = row.make(bench, spec, sizes, made)
     # Under a recipe: a number of rows that it takes.
     shape = (8, 32 if sizes.length < 64 else 128) if recipe else (sizes.batch, sizes.length)
     rows = ((bench.randn(*shape, sizes.hidden) + 0.5) * (1.0 if recipe else row.size)).to(dtype).requires_grad_(True)
     stored = counted.precision_of(precision, tf32=bench.wants_te and bench.device == "cuda", recipe=recipe)
     if recipe:
-        widest = layer.out_features if row is IN_PROJECTION else sizes.ffn
+        widest = layer.out_features if row in IN_PROJECTIONS else sizes.ffn
         stored = replace(stored, smallest=sizes.hidden * min(shape[0] * shape[1], widest))
     if row.kind == "recurrent":  # plain PyTorch multiplies fp32 as fp32
         stored = replace(stored, operand="", gradient="")

@@ -22,6 +22,7 @@ from ..bridge.fused import choose_residual_norm
 from ..bridge.layer_spec import build_norm
 from ..bridge.layer_watch import recompute, watch_layers
 from ..bridge.liger import choose_head_loss, linear_cross_entropy
+from ..bridge.parallel_hooks import mark_split
 from ..native.attention import rope_tables
 from ..native.block import HyperConnection, read_streams, write_streams
 from ..native.norms import INIT_STD
@@ -39,7 +40,6 @@ from .layers import (
     Stepped,
     norm_of_sum,
 )
-from .parallel.checks import mark_split
 from .sizes import Letter, Size
 
 ScopeFactory = Callable[[], AbstractContextManager[PrecisionScope]]
@@ -349,7 +349,7 @@ def build_layer(letter: Letter, size: Size, build: Build, *, seed: int, name: st
     """
     with torch.random.fork_rng([build.device] if torch.device(build.device).type == "cuda" else []):
         if build.spread.plan.tensor_parallel > 1 and letter != "E":
-            from .parallel.tensor_layers import build_split_layer
+            from .parallel.sharding import build_split_layer
 
             return build_split_layer(letter, size, build, _first_weights(letter, size, build, seed, name))
         layer = layer_class(letter, size)(size, build)

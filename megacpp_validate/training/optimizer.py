@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from ..bridge.parallel_hooks import local_part, sum_gradients
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -241,16 +243,5 @@ class GradientSums:
         Args:
             gradients: name -> what lies here, contiguous, fp32 at least, the same names on all ranks of a group.
         """
-        waits = [
-            distributed.all_reduce(gradient, group=group, async_op=True)
-            for names, group in self.sums
-            for name, gradient in gradients.items()
-            if name in names
-        ]
-        for wait in waits:
-            wait.wait()
-
-
-def local_part(tensor: Any) -> Any:
-    """What lies here of a DTensor; another tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        for names, group in self.sums:
+            sum_gradients([gradient for name, gradient in gradients.items() if name in names], group)

@@ -37,6 +37,7 @@ def resume_elsewhere(bench: Bench, runs: Runs, whole: Run, saved: Path) -> None:
     if not have_ended(bench, *alone, other):
         return
     wanted, after = whole.trajectory, other.trajectory
+    check_parts(bench, other)
     bench.check("other-world.continues", 0 < after.first < len(wanted.losses), f"resumed at step {after.first}")
     # Steps before the checkpoint are those of the run that wrote it; both sides then have roundings of two worlds.
     before = wanted.cut(0, after.first)

@@ -24,8 +24,6 @@ _FACTOR: Final = -7046029254386353131
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SHOWN: Final = 4
 _PIECE: Final = 1 << 22  # elements at once: a digest takes 24 bytes of scratch for each
-# The mark that Megatron-LM and Transformer Engine put on a parameter of which each rank sees a part of the gradient.
-MARK: Final = "sequence_parallel"
 
 
 class CheckFailed(TrainingError, ArithmeticError):
@@ -183,11 +181,6 @@ def gather_equal(mine: Any, group: Any = None) -> Any:
 
 
 # --- replicas
-#
-# Under sequence parallelism a rank norms its own positions: the gradient of such a weight is a part of the whole on
-# each rank of the tensor group, and is summed over it before the step (Korthikanti et al. 2022, arXiv:2205.05198,
-# section 4.2.2; Megatron-LM's `_allreduce_layernorm_grads`). A rank that leaves one out trains a model of its own, and
-# its loss hardly shows it.
 
 
 def check_replicas(named: Iterable[tuple[str, Any]], *, what: str = "parameter", group: Any = None) -> int:
@@ -223,17 +216,6 @@ def digest_tensor(tensor: Any) -> Any:
         if piece.numel():  # pieces in another order are another tensor
             total += digest_chunks(piece.unsqueeze(0), (1,))[0] * (2 * number + 1)
     return total
-
-
-def mark_split(parameters: Iterable[Any]) -> None:
-    """Mark parameters of which each rank of a tensor group has a part of the gradient: norms, and norms of heads."""
-    for parameter in parameters:
-        setattr(parameter, MARK, True)
-
-
-def marked(model: Any, mark: str) -> set[str]:
-    """Names of the parameters with a mark; Transformer Engine sets `MARK` for `sequence_parallel`."""
-    return {name for name, parameter in model.named_parameters() if getattr(parameter, mark, False)}
 
 
 def _compare_columns(names: list[str], table: Any, what: str, group: Any) -> None:

@@ -156,7 +156,7 @@ def launch(
     ends, seconds = own.await_hosts(), time.monotonic() - started
     codes = {rank: value for end in ends.values() for rank, value in end["codes"].items()}
     records = own.records(every=True)
-    rows = [read_row(own.folder, rank, one, *codes.get(str(rank), (None, 0.0, ""))) for rank, one in records.items()]
+    rows = [read_row(own.folder, rank, one, codes.get(str(rank), (None, 0.0, ""))) for rank, one in records.items()]
     if ending == "not-started":
         return RunEnd(ending, (), own.why_not_started(), tuple(rows), seconds)
     lost = [rank for rank, record in records.items() if record.host not in ends]
@@ -287,17 +287,14 @@ def _read_hosts(folder: Path, hosts: Hosts) -> dict[str, Mapping[str, Any]]:
 # --- verdict
 
 
-def read_row(
-    folder: Path, rank: int, record: RankRecord, code: int | None, failed_at: float, fault: str
-) -> dict[str, Any]:
-    """The entry of a rank in `RunEnd.ranks`."""
+def read_row(folder: Path, rank: int, record: RankRecord, code: Sequence[Any]) -> dict[str, Any]:
+    """The entry of a rank in `RunEnd.ranks`; `code` is its exit status, the time of its fault, and the fault."""
     receipt = None
     with suppress(OSError, ValueError):
         receipt = json.loads(rank_path(folder, rank, "json").read_text(encoding="utf-8"))
-    how = {"rank": rank, "code": code, "failed_at": failed_at, "fault": fault}
-    last = record.last.words() if record.last else ""
-    log = str(rank_path(folder, rank, "stderr.log"))
-    return {**how, "last": last, "step": record.step, "receipt": receipt, "log": log}
+    ended = dict(zip(("code", "failed_at", "fault"), code, strict=True))
+    last, log = record.last.words() if record.last else "", str(rank_path(folder, rank, "stderr.log"))
+    return {"rank": rank, **ended, "last": last, "step": record.step, "receipt": receipt, "log": log}
 
 
 def judge(

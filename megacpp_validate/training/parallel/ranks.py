@@ -122,7 +122,6 @@ class Collective:
         operation: by its name in torch.distributed.
         group: ranks of the group.
         number: of the collective among those of the group, from 1.
-        order: among all of the rank, from 1.
         state: whether the call still waits, is over (one that is not waited for at once: was issued), or raised.
         shape: of its first tensor, with the dtype; empty where it has none.
         at: of that state, seconds of the host's monotonic clock.
@@ -131,7 +130,6 @@ class Collective:
     operation: str
     group: tuple[int, ...]
     number: int
-    order: int
     state: Literal["inside", "left", "raised"]
     shape: str
     at: float
@@ -193,7 +191,7 @@ class CollectiveRecord:
             with path.open("r+b") as stream:
                 self._map = mmap.mmap(stream.fileno(), SLOT * SLOTS)
         self._groups: dict[tuple[int, ...], list[int]] = {}  # group -> slot, number of its last collective
-        self._order, self.seconds_inside, self.is_inside = 0, 0.0, False
+        self.seconds_inside, self.is_inside = 0.0, False
         self._who = {"pid": os.getpid(), "host": host}
         self._step = -1
         self._write(0, {"alive_at": 0.0, "step": -1, **self._who})
@@ -212,12 +210,11 @@ class CollectiveRecord:
         """A region in which this rank is in a collective."""
         known = self._groups.setdefault(group, [min(len(self._groups) + 1, SLOTS - 1), 0])
         known[1] += 1
-        self._order += 1
         slot, number = known
         entered, state = time.monotonic(), "raised"
 
         def write(state: Any) -> None:
-            one = Collective(operation, group, number, self._order, state, shape, time.monotonic())
+            one = Collective(operation, group, number, state, shape, time.monotonic())
             self._write(slot, vars(one))
 
         write("inside")
@@ -271,7 +268,7 @@ def read_record(path: Path) -> RankRecord:
             slots.append(json.loads(whole[start : start + SLOT].rstrip(b"\0")))
     alive = next((slot for slot in slots if "pid" in slot), {})
     found = [Collective(**{**slot, "group": tuple(slot["group"])}) for slot in slots if "group" in slot]
-    return RankRecord(**alive, collectives=tuple(sorted(found, key=lambda one: one.order)))
+    return RankRecord(**alive, collectives=tuple(sorted(found, key=lambda one: one.at)))
 
 
 def find_behind(records: Mapping[int, RankRecord]) -> tuple[int, ...]:

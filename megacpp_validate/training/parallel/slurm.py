@@ -90,9 +90,8 @@ def plan_job(hosts: int, settings: Mapping[str, str], variables: Mapping[str, st
 def run_node(words: tuple[str, ...], endpoint: str) -> int:
     """The task on a node: the launcher, in a process of its own; its exit status."""
     if not endpoint:
-        first = _scontrol("hostnames", os.environ["SLURM_JOB_NODELIST"])[0]
-        # By which Slurm itself reaches a node: its name need not resolve.
-        address = next(word.partition("=")[2] for word in _scontrol("node", first) if word.startswith("NodeAddr="))
+        # Of the first node, where the batch script called srun: the name of a node need not resolve.
+        address = os.environ["SLURM_LAUNCH_NODE_IPADDR"]
         endpoint = f"{address}:{_FIRST_PORT + int(os.environ['SLURM_JOB_ID']) % _PORTS}"
     command = [sys.executable, "-m", __package__, "--rdzv-endpoint", endpoint, *words]
     # submitit's sign of the time limit is SIGUSR2, which Slurm sends to every process of the job: ranks ignore it.
@@ -101,11 +100,6 @@ def run_node(words: tuple[str, ...], endpoint: str) -> int:
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, lambda *_: launcher.terminate())
         return launcher.wait()
-
-
-def _scontrol(kind: str, name: str) -> list[str]:
-    command = ["scontrol", "--oneliner", "show", kind, name]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def _is_queued(number: str) -> bool:

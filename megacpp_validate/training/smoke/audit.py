@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import distributed
 
+from ...bridge.parallel_hooks import local_part
 from ..expert_layer import EXPERT, ExpertLayer
 from ..model import HybridModel, part_of
-from ..optimizer import MasterAdamW, local_part
+from ..optimizer import MasterAdamW
 from ..parallel.checks import check_replicas, check_routed, digest_tensor
 from ..parallel.sharding import Sharded
 from ..quantizers import delayed_scaling

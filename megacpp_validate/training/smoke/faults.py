@@ -20,10 +20,11 @@ from torch import distributed
 from torch.distributed.fsdp import FSDPModule
 
 from ...bridge.amax_owner import SINGLE_OWNER
+from ...bridge.parallel_hooks import local_part
 from ...native.router import load_balancing_loss
 from .. import expert_layer
 from ..expert_layer import ExpertLayer
-from ..optimizer import GradientSums, local_part
+from ..optimizer import GradientSums
 from ..parallel import exchange
 
 if TYPE_CHECKING:

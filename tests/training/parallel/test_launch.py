@@ -196,7 +196,7 @@ def test_a_host_that_never_comes_is_reported_before_a_rank_starts(tmp_path: Path
 def test_the_rank_at_fault_follows_from_its_traces(ending: Any, first: Any, second: Any, culprits: Any) -> None:
     rows, records = [], {}
     for rank, (code, state, failed_at) in enumerate((first, second)):
-        last = Collective("all_reduce", (0, 1), 2 - rank, 2, state, "", 1.0)
+        last = Collective("all_reduce", (0, 1), 2 - rank, state, "", 1.0)
         records[rank] = RankRecord(1.0, 0, (last,), 7, "host", steps=True)
         row = {"rank": rank, "code": code, "failed_at": failed_at, "fault": "", "last": ""}
         rows.append({**row, "receipt": None, "log": "nowhere"})

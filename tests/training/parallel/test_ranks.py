@@ -48,7 +48,7 @@ def test_collectives_are_recorded_with_their_group(tmp_path: Path) -> None:
 
 def left(*seen: tuple[str, tuple[int, ...], int, Any]) -> RankRecord:
     return RankRecord(
-        1.0, 0, tuple(Collective(name, group, number, 9, state, "", 2.0) for name, group, number, state in seen)
+        1.0, 0, tuple(Collective(name, group, number, state, "", 2.0) for name, group, number, state in seen)
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from megacpp_validate.training.optimizer import local_part
+from megacpp_validate.bridge.parallel_hooks import local_part
 from megacpp_validate.training.parallel.goodput import Ledger
 from megacpp_validate.training.parallel.ranks import Rank
 from megacpp_validate.training.smoke.order import SmokeOrder

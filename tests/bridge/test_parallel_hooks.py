@@ -1,0 +1,133 @@
+"""What a training tree adds on several ranks: one sum for all norms, shares of whole heads, FSDP2 around TE blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from megacpp_validate.bridge import parallel_hooks as hooks
+from megacpp_validate.bridge.block_weights import BlockShape
+from megacpp_validate.bridge.errors import NotDivisible
+from megacpp_validate.native.norms import RMSNorm
+from tests.training.parallel.gloo_ranks import on_ranks
+
+RANKS = pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.thorough)])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_share_has_whole_heads_of_each_segment(ranks: int) -> None:
+    shape = BlockShape(hidden=4, ffn_hidden=12, heads=8, groups=4, head_dim=2, gated=True)
+    state = {name: torch.arange(torch.Size(size).numel()).view(size) for name, size in shape.native_shapes().items()}
+    cuts = hooks.block_cuts(shape)
+    shares = [hooks.cut_state(state, cuts, rank, ranks) for rank in range(ranks)]
+    for name, weight in state.items():
+        assert shares[1][name].shape == shape.shard(ranks).native_shapes()[name], name
+        if name not in cuts:
+            assert shares[1][name] is weight
+            continue
+        axis, segments = cuts[name]
+        parts = [share[name].split([size // ranks for size in segments], dim=axis) for share in shares]
+        assert torch.equal(torch.cat([part for of_all in zip(*parts, strict=True) for part in of_all], axis), weight)
+    with pytest.raises(NotDivisible, match=r"segments of 16, 8, 8 do not divide into 3 shares.*Next step"):
+        hooks.cut_state(state, cuts, 0, 3)
+
+
+def sums_on_a_rank() -> tuple[bool, int, list[int]]:
+    """Norms over this rank's positions, one of them without a gradient here; a large one; and one that is not split."""
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    hooks._FUSED = 16  # type: ignore[misc] # in a process of its own
+    model = torch.nn.ModuleDict({name: RMSNorm(8, dtype=torch.float64) for name in ("one", "two", "idle", "apart")})
+    model["large"] = RMSNorm(32, dtype=torch.float64)
+    hooks.mark_split(parameter for name, parameter in model.named_parameters() if not name.startswith("apart"))
+    drawn = torch.randn(4, world, 3, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    wanted = {name: torch.zeros(8, dtype=torch.float64) for name in ("one", "two", "idle")}
+
+    def pass_over(place: int, *, own: bool) -> Any:
+        names = ["one", "two", *(["idle"] if place else [])]
+        loss = sum(model[name](drawn[:, place]).square().sum() for name in names)
+        return loss + (model["large"](drawn[:, place].repeat(1, 1, 4)).sum() + model["apart"](drawn[:, 0]).sum()) * own
+
+    for place in range(world):
+        pass_over(place, own=False).backward()
+    for name, total in wanted.items():
+        total.copy_(model[name].weight.grad)
+    model.zero_grad()
+    pass_over(rank, own=True).backward()
+    apart, calls, real = model["apart"].weight.grad.clone(), list[int](), distributed.all_reduce
+    distributed.all_reduce = lambda tensor, **given: (calls.append(tensor.numel()), real(tensor, **given))[1]
+    count = hooks.sum_marked_gradients(model, None)
+    assert torch.equal(model["apart"].weight.grad, apart)
+    fine = all(torch.allclose(model[name].weight.grad, total, rtol=1e-13) for name, total in wanted.items())
+    return fine, count, calls
+
+
+@RANKS
+def test_all_small_gradients_are_summed_at_once(world: int) -> None:
+    assert on_ranks(world, sums_on_a_rank) == [(True, 4, [32, 3 * 8])] * world
+
+
+def wrapped_on_a_rank(recipe: str) -> tuple[bool, list[int], list[int]]:
+    """Two TE blocks, the last used twice as by an MTP head: sharded in FP8, and whole beside it."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from megacpp_validate.bridge.fp8_scope import low_precision
+    from megacpp_validate.selftest.double import use_te_double
+    from megacpp_validate.training.parallel.ranks import CollectiveRecord, watch_collectives
+    from tests.bridge.small_blocks import make, rows, state
+
+    class Operations(CollectiveRecord):
+        seen: list[str]
+
+        def inside(self, operation: str, *given: Any) -> Any:
+            self.seen.append(operation)
+            return super().inside(operation, *given)
+
+    use_te_double()
+    world, record = distributed.get_world_size(), Operations()
+    watch_collectives(record)
+    mesh = init_device_mesh("cpu", (world,))
+
+    def train(kept: int | None) -> tuple[list[Any], list[int]]:
+        """Losses, gradients and scales of two steps; and the all-gathers of each forward pass."""
+        model = torch.nn.Sequential(make(), make())
+        for block in model:
+            block.load_native_state_dict(state())
+        if kept is not None:
+            hooks.shard_layers(model, list(model), mesh, used_twice=list(model)[2 - kept :])
+            assert all(hooks.local_part(one).numel() * world == one.numel() for one in model.parameters())
+        found, gathers = [], []
+        for _ in range(2):
+            record.seen = []
+            with low_precision(target="cpu", amax_reduction_group=mesh.get_group(), recipe=recipe):
+                stream = model(rows(length=16))
+                loss = (stream + model[1](stream)).square().mean()
+            gathers.append(sum(one.startswith("all_gather") for one in record.seen))
+            loss.backward()
+            assert model[1].choice.observed == "te"
+            found.append(loss.detach())
+            for one in model.parameters():
+                found.append(one.grad.full_tensor() if hasattr(one.grad, "full_tensor") else one.grad.clone())
+                one.data.sub_(0.1 * one.grad)
+                one.grad = None
+        scales = [layer.fp8_meta.get("scaling_fwd") for layer in model.modules() if hasattr(layer, "fp8_meta")]
+        return [*found, *(one.scale for one in scales if one is not None)], gathers
+
+    whole, _ = train(None)
+    (once, kept), (twice, left) = train(1), train(0)
+    off = [
+        float((one - other).norm() / one.norm())
+        for again in (once, twice)
+        for one, other in zip(whole, again, strict=True)
+    ]
+    return max(off) < 1e-3, kept, left  # sums in another order, and no value in another step of FP8
+
+
+@RANKS
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+def test_fsdp2_around_te_blocks_trains_in_fp8_as_without(recipe: str, world: int) -> None:
+    """Ranks read the same rows, so that the mean of their gradients is the gradient of one; the second time the MTP
+    head's layer is not gathered again."""
+    assert on_ranks(world, wrapped_on_a_rank, recipe) == [(True, [2, 2], [3, 3])] * world
