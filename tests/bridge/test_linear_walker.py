@@ -16,16 +16,9 @@ from megacpp_validate.bridge.errors import BridgeError, UnknownName, WeightMisma
 from megacpp_validate.bridge.features import read_features
 from megacpp_validate.bridge.linear_walker import EXCLUSIONS, WalkPlan, plan_walk, swap_linears
 from megacpp_validate.bridge.te_fp8 import te_quantized_weights
+from megacpp_validate.probes.linear_walker import holder
 
 pytestmark = pytest.mark.usefixtures("te_double")
-
-
-def holder(name: str, **children: Any) -> nn.Module:
-    """A module of a class by this name."""
-    made = type(name, (nn.Module,), {})()
-    for child, module in children.items():
-        made.add_module(child, module)
-    return made
 
 
 def tree_of(path: str, leaf: Any = None) -> nn.Module:

@@ -77,16 +77,6 @@ def test_the_collector_is_left_as_it_was() -> None:
     assert gc.get_freeze_count() == 0
 
 
-class Allocator:
-    """Bytes that a CUDA allocator would count, one reading after another."""
-
-    def __init__(self, *readings: int) -> None:
-        self._readings = iter(readings)
-
-    def __call__(self) -> int:
-        return next(self._readings)
-
-
 MIB = 2**20
 
 
@@ -104,7 +94,7 @@ MIB = 2**20
 def test_on_a_gpu_the_allocator_counts(
     monkeypatch: pytest.MonkeyPatch, readings: tuple[int, ...], kept: float, passed: bool
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "memory_allocated", Allocator(*readings))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", iter(readings).__next__)
     check = check_memory("bf16", "cuda", lambda: None)
     assert (check.name, check.passed, check.parts[0].observed) == ("bf16.memory", passed, kept)
     assert ("memory grows" in check.detail) is not passed
