@@ -237,10 +237,7 @@ def test_where_te_may_not_be_used_the_layers_are_kept(
     assert plan["fc1"].refusal.reason == plan["fc1"].reason
 
 
-WIDTHS = {
-    "mxfp8": ((48, 64), "mxfp8", "fp8-alignment"),
-    "bf16": ((7, 3), None, "listed"),
-}
+WIDTHS = {"mxfp8": ((48, 64), "mxfp8", "fp8-alignment"), "bf16": ((7, 3), None, "listed")}
 
 
 @pytest.mark.parametrize(("shape", "recipe", "code"), WIDTHS.values(), ids=WIDTHS)

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.canary.dynamic.scores import (
-    FaultScore,
-    ScoreRow,
-    SuiteScore,
-    Verdict,
-    plan_mutant,
-    read_score,
-)
+from megacpp_validate.canary.dynamic.scores import FaultScore, ScoreRow, SuiteScore, Verdict, plan_mutant, read_score
 from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
 from megacpp_validate.errors import Exit
 from megacpp_validate.report.describe.scores import describe_score

@@ -9,13 +9,7 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.interpreter import Facts
-from megacpp_validate.environments.plan import (
-    UnknownTarget,
-    choose_canary_probes,
-    plan_blank,
-    plan_row,
-    why_not_here,
-)
+from megacpp_validate.environments.plan import UnknownTarget, choose_canary_probes, plan_blank, plan_row, why_not_here
 from megacpp_validate.probes.order import Order, read_order
 from tests.environments.places import H200, H200_HOST, target_of
 

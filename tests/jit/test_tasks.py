@@ -16,12 +16,7 @@ import torch
 
 from megacpp_validate.jit import driver_cache
 from megacpp_validate.jit.__main__ import run_task
-from megacpp_validate.jit.tasks import (
-    JitOrder,
-    banks,
-    routings,
-    row_counts,
-)
+from megacpp_validate.jit.tasks import JitOrder, banks, routings, row_counts
 from megacpp_validate.jitcache.layout import cache_variables
 
 has_triton = importlib.util.find_spec("triton") is not None

@@ -21,13 +21,7 @@ from megacpp_validate.jitcache.layout import (
     read_manifest,
 )
 from megacpp_validate.jitcache.stack import Answer, JitOptions, JitRow, JitVerdict
-from megacpp_validate.jitcache.verify import (
-    JitVerifyResult,
-    judge_files,
-    judge_task,
-    name_verdict,
-    run_on_copy,
-)
+from megacpp_validate.jitcache.verify import JitVerifyResult, judge_files, judge_task, name_verdict, run_on_copy
 from megacpp_validate.process import Processes
 from tests.sealed_caches import KERNEL, OBJECT, TASK, make_sealed, put
 

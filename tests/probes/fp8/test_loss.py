@@ -68,10 +68,7 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        lambda curve: curve["steps"].pop(),
-        lambda curve: curve["losses"].__setitem__(3, None),
-    ],
+    [lambda curve: curve["steps"].pop(), lambda curve: curve["losses"].__setitem__(3, None)],
     ids=["steps missing", "not finite"],
 )
 def test_what_is_wrong_with_a_curve_is_told(tmp_path: Path, trained_once: Run, damage: Callable[[Any], None]) -> None:

@@ -103,11 +103,6 @@ def with_scale_of(change: Callable[[Any, Any], Any]) -> Plant:
     return changing(partial(module, "quantized"), "scale_of", make)
 
 
-def frozen_scale(patch: Patch) -> None:
-    layer = module("layer")
-    patch.setattr(layer, "round_tensor", lambda tensor, top, **_: layer.round_scaled(tensor, torch.ones(()), top))
-
-
 FAULTS: dict[str, tuple[str, Plant, str]] = {
     "supports it": ("mxfp8", support(True, ""), "te-refuses"),
     "says nothing": ("mxfp8", support(False, "no."), "te-says-why"),
@@ -115,7 +110,6 @@ FAULTS: dict[str, tuple[str, Plant, str]] = {
     "activations in E5M2": ("delayed", with_cast(activations_in_e5m2), "linear.forward.input.quantizer"),
     "one expert in bf16": ("block", product_in_bf16("grouped_linear", "_GroupedLinear", 2),
                            "experts.wgrad.gradient.quantizer"),
-    "frozen scale": ("current", frozen_scale, "dgrad.applied"),
     "scale of zeros": ("current", with_scale_of(lambda amax, scale: torch.where(amax > 0, scale, 0.5)),
                        "scale.zero.gradient"),
 }  # fmt: skip

@@ -32,10 +32,7 @@ def dropped(out: Any) -> Any:
     return out * (1.0 - (out.new_ones(out.shape[0], 1).cumsum(0) == 7).to(out.dtype))
 
 
-PLANTED: dict[str, Callable[[Any], Any]] = {
-    "doubled": lambda out: 2 * out,
-    "a-token-dropped": dropped,
-}
+PLANTED: dict[str, Callable[[Any], Any]] = {"doubled": lambda out: 2 * out, "a-token-dropped": dropped}
 
 
 @pytest.mark.parametrize("way", ["padded", "jagged"])
