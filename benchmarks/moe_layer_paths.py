@@ -18,6 +18,7 @@ from torch import distributed
 
 from benchmarks.router import choose_experts
 from megacpp_validate.bridge import jagged_experts
+from megacpp_validate.bridge.deep_gemm import cast_weight
 from megacpp_validate.bridge.expert_gemm import ExpertGemm
 from megacpp_validate.bridge.jagged_experts import jagged_moe
 from megacpp_validate.bridge.permute import Dispatch, padded_moe
@@ -130,13 +131,14 @@ def marking(mark: Mark) -> Iterator[None]:
         yield
 
 
-def jagged_step(given: Given, mark: Mark | None = None) -> tuple[Any, ...]:
-    """The path without the host."""
+def jagged_step(given: Given, mark: Mark | None = None, *, low: bool = False) -> tuple[Any, ...]:
+    """The path without the host; with `low` in FP8, the weights rounded in each step."""
     routed = choose_experts(given.tokens, given.router, given.case.top_k, aux_coefficient=AUX)
     if mark is not None:
         mark("route")
     with nullcontext() if mark is None else marking(mark):
-        out = jagged_moe(given.tokens, routed.chosen, routed.weights, given.up, given.down)
+        fp8 = (cast_weight(given.up), cast_weight(given.down)) if low else None
+        out = jagged_moe(given.tokens, routed.chosen, routed.weights, given.up, given.down, fp8=fp8)
         found = differentiate(out, routed.aux_loss, given.leaves, given.gradient)
     if mark is not None:
         mark("route backward")
@@ -353,6 +355,7 @@ def make_all(given: Given) -> dict[str, Callable[[], Step]]:
         **{f"{MEGATRON}, {name}": partial(make_megatron, given, **options) for name, options in makers.items()},
         JAGGED: partial(make_jagged, given),
         GRAPH: partial(make_graph, given),
+        f"{JAGGED}, FP8 by DeepGEMM": lambda: partial(jagged_step, given, low=True),
         "padded": partial(make_padded, given),
         "bridge, native, bf16": partial(make_bridge, given, backends=("native",)),
         "bridge, TE, bf16": partial(make_bridge, given),

@@ -419,12 +419,15 @@ class _GroupedFp8(torch.autograd.Function):
         return of_rows, of_weight, None, None
 
 
-def _multiply(cast: RowCast, values: Any, scales: Any, tiles: Tiles) -> Any:
-    """Padded rows times the weights of their experts, without the padding."""
-    out = torch.empty(tiles.rows, values.shape[1], dtype=torch.bfloat16, device=values.device)
-    # Rows of group -1 may be left unwritten: what `out` holds there leaves with the padding.
+def multiply_padded(cast: RowCast, values: Any, scales: Any) -> Any:
+    """Padded rows times the weights of their experts; rows of group -1 may be left unwritten."""
+    out = torch.empty(len(cast.values), values.shape[1], dtype=torch.bfloat16, device=values.device)
     grouped_fp8_gemm.require()((cast.values, cast.scales), (values, scales), out, cast.groups)
-    return _without_padding(out, tiles)
+    return out
+
+
+def _multiply(cast: RowCast, values: Any, scales: Any, tiles: Tiles) -> Any:
+    return _without_padding(multiply_padded(cast, values, scales), tiles)
 
 
 def _without_padding(padded: Any, tiles: Tiles) -> Any:

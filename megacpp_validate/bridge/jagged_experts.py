@@ -13,13 +13,18 @@ instead of after it: the function is the same, and its gradient needs no further
 The backward pass uses the saved tokens, the result of the first product and 8 bytes a row; it computes rows and `inner`
 again. Of torch's grouped_mm only products are used, for the reasons in `native.grouped_gemm`; a kernel sets the
 gradients of experts without rows to zero.
+
+With weights in block-scaled FP8, DeepGEMM makes both products forward and both gradients of rows: rows are padded by
+expert to whole tiles, still without the host, and are rounded by the kernels that make them. The gradients of the
+weights stay in bf16: the k-grouped FP8 kernel takes the numbers of rows from the host, adds in fp32, and is not in
+sgl-deep-gemm 0.1.3 (DeepGEMM 891d57b, csrc/apis/gemm.hpp).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -27,7 +32,10 @@ from torch.nn import functional
 
 from ..native.grouped_gemm import ends_of, grouped_gemm_loop, grouped_mm_refusal, grouped_product, packed
 from ..native.norms import without_autocast
+from .backends import Refusal
+from .deep_gemm import TILE, QuantizedWeight, RowCast, multiply_padded, why_not_deep_gemm
 from .errors import WrongDtype, WrongShape
+from .expert_gemm import SWITCH, When
 from .vendor import TRITON
 
 SORT_BLOCK: Final = 128  # assignments that one program of the counting sort places
@@ -35,23 +43,41 @@ SORT_EXPERTS: Final = 256  # a program's table of assignments x experts must fit
 SORT_BLOCKS: Final = 4096  # each program reads the counts of all blocks
 ZERO_PROGRAMS: Final = 64  # of one expert
 
+FP8_SOURCE: Final = "docs/benchmarks/moe_layer.md"
+# Mean rows an expert -> gain over bf16, forward and backward, weights rounded in each pass. Nothing is measured yet, so
+# every pass stays in bf16 unless MEGACPP_DEEP_GEMM_WHEN=always.
+FP8_GAINS: Final[dict[int, float]] = {}
+
+Fp8Weights = tuple[QuantizedWeight, QuantizedWeight]  # up and down
+
 
 @dataclass(frozen=True, eq=False)
 class Order:
     """The rows of the assignments of tokens to experts.
 
     Attributes:
-        order: int32 [R], the assignment (token x k + slot) of each row; R = T x k.
+        order: int32 [P], the assignment (token x k + slot) of each row, -1 for padding; P = T x k without any.
         place: int32 [T, k], the row of each assignment.
-        ends: int32 [E], where the rows of each expert end.
+        ends: int32 [E], where the rows of each expert end, its padding included.
+        groups: int32 [P], the expert of each row, -1 for padding.
     """
 
     order: Any
     place: Any
     ends: Any
+    groups: Any = None
 
 
-def jagged_moe(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any) -> Any:
+class Rows(NamedTuple):
+    """Rows [P, D] in the dtype of the tokens, in E4M3 for a product in FP8, or both; None where not asked for."""
+
+    plain: Any
+    cast: RowCast | None = None
+
+
+def jagged_moe(
+    tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any, *, fp8: Fp8Weights | None = None
+) -> Any:
     """Each token through its k experts, summed with their weights.
 
     Args:
@@ -61,6 +87,7 @@ def jagged_moe(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weig
         weights: fp32 (fp64 beside tokens in fp64) [T, k].
         up_weight: [E, 2F, D] in the dtype of the tokens, the gate first.
         down_weight: [E, D, F], likewise.
+        fp8: both as `deep_gemm.cast_weight` rounds them, where `why_not_fp8` gives no reason against it.
 
     Returns:
         [T, D] in the dtype of the tokens, also inside an autocast region. Gradients reach tokens, weights and both
@@ -73,7 +100,7 @@ def jagged_moe(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weig
     with without_autocast(tokens):
         if why_not_fused(tokens, up_weight, down_weight):
             return _plain(tokens, chosen, weights, up_weight, down_weight)
-        return _JaggedMoe.apply(tokens, chosen, weights, up_weight, down_weight)
+        return _JaggedMoe.apply(tokens, chosen, weights, up_weight, down_weight, fp8)
 
 
 def jagged_rows(rows: Any, rows_per_expert: Sequence[int], up_weight: Any, down_weight: Any) -> Any:
@@ -103,19 +130,55 @@ def why_not_fused(tokens: Any, up_weight: Any, down_weight: Any) -> str:
     return grouped_mm_refusal(tokens, up_weight) or grouped_mm_refusal(tokens, down_weight)
 
 
-def sort_by_expert(chosen: Any, num_experts: int) -> Order:
+def why_not_fp8(tokens: Any, top_k: int, up_weight: Any, down_weight: Any, *, when: When) -> Refusal | None:
+    """Why a pass on the fused path stays in bf16; None where DeepGEMM can take it and was measured to be faster.
+
+    Args:
+        tokens, up_weight, down_weight: as in `jagged_moe`.
+        top_k: k.
+        when: "always" asks for no measurement.
+    """
+    experts, hidden, width = down_weight.shape
+    refused = why_not_deep_gemm(tokens.device, tokens.dtype, hidden, 2 * width)
+    refused = refused or why_not_deep_gemm(tokens.device, tokens.dtype, width, hidden)
+    if refused is None:
+        why = why_not_fused(tokens, up_weight, down_weight) or _why_not_sorted(tokens, top_k, experts)
+        if not why and torch.cuda.get_device_capability(tokens.device)[0] != 9:
+            why = "the kernels of this path round with Hopper's scales, which are no powers of two"
+        refused = Refusal("deep_gemm", "not-fused", why) if why else None
+    if refused is not None or when == "always":
+        return refused
+    rows = tokens.shape[0] * top_k / experts
+    gains = [gain for least, gain in FP8_GAINS.items() if least <= rows]
+    if gains and gains[-1] > 1:
+        return None
+    found = f"FP8 has {gains[-1]:.2f} x the speed of bf16" if gains else "FP8 was not measured to be faster than bf16"
+    reason = f"{rows:.0f} rows an expert: {found} ({FP8_SOURCE}). Next step: none; {SWITCH}=always uses it nevertheless"
+    return Refusal("deep_gemm", "few-rows", reason)
+
+
+def _why_not_sorted(tokens: Any, top_k: int, experts: int) -> str:
+    """Why `sort_by_expert` takes torch's sort, which does not pad."""
+    if tokens.device.type != "cuda" or _kernels() is None:
+        return "the counting sort is a Triton kernel on CUDA"
+    blocks = -(-tokens.shape[0] * top_k // SORT_BLOCK)
+    if 0 < blocks <= SORT_BLOCKS and experts <= SORT_EXPERTS:
+        return ""
+    return f"{blocks} blocks of {experts} experts: the counting sort takes {SORT_BLOCKS} of {SORT_EXPERTS}"
+
+
+def sort_by_expert(chosen: Any, num_experts: int, *, align: int = 1) -> Order:
     """The order of the rows, by expert and then by token, without host synchronization.
 
     Args:
         chosen: int64 [T, k].
         num_experts: E.
+        align: the multiple to which the rows of each expert are padded; above 1 on the fused path alone.
     """
     flat = chosen.reshape(-1)
     total = flat.shape[0]
-    blocks = -(-total // SORT_BLOCK)
-    small = 0 < blocks <= SORT_BLOCKS and num_experts <= SORT_EXPERTS
-    if flat.device.type == "cuda" and small and _kernels() is not None:
-        return _counting_sort(flat, chosen.shape, num_experts, blocks)
+    if not _why_not_sorted(chosen, chosen.shape[1], num_experts):
+        return _counting_sort(flat, chosen.shape, num_experts, align)
     sorted_experts, order = flat.sort(stable=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(total, device=flat.device))
     numbers = torch.arange(num_experts, device=flat.device)
@@ -123,27 +186,42 @@ def sort_by_expert(chosen: Any, num_experts: int) -> Order:
     return Order(order.int(), place.int().reshape(chosen.shape), ends.int())
 
 
-def _counting_sort(flat: Any, shape: Any, num_experts: int, blocks: int) -> Order:
+def _counting_sort(flat: Any, shape: Any, num_experts: int, align: int) -> Order:
     kernels = _kernels.require()
     total, wide = flat.shape[0], _power_of_two(num_experts)
-    counts, order, place, ends = (
-        torch.empty(size, dtype=torch.int32, device=flat.device) for size in (blocks * wide, total, total, num_experts)
+    blocks = -(-total // SORT_BLOCK)
+    counts, place, ends = (
+        torch.empty(size, dtype=torch.int32, device=flat.device) for size in (blocks * wide, total, num_experts)
     )
+    # As many rows as there can be: the host does not know how much of it is padding.
+    height = (total + num_experts * (align - 1)) // align * align
+    order, groups = torch.full((2, height), -1, dtype=torch.int32, device=flat.device)
     flat = flat.contiguous()
     kernels.count_kernel[(blocks,)](flat, counts, total, wide=wide, block=SORT_BLOCK)
     kernels.place_kernel[(blocks,)](
-        flat, counts, order, place, ends, total, blocks, num_experts, wide=wide, block=SORT_BLOCK, chunk=32
-    )
-    return Order(order, place.reshape(shape), ends)
+        flat, counts, order, groups, place, ends, total, blocks, num_experts,
+        wide=wide, block=SORT_BLOCK, chunk=32, align=align,
+    )  # fmt: skip
+    return Order(order, place.reshape(shape), ends, groups)
 
 
-def gather_rows(tokens: Any, order: Order) -> Any:
-    """Tokens [T, D] as rows [R, D]."""
-    width, rows = tokens.shape[1], tokens.new_empty(order.order.shape[0], tokens.shape[1])
-    _kernels.require().gather_kernel[(rows.shape[0],)](
-        tokens, order.order, rows, width, top_k=order.place.shape[1], block=_block(width)
-    )
-    return rows
+def gather_rows(tokens: Any, order: Order, *, plain: bool = True, cast: bool = False) -> Rows:
+    """Tokens [T, D] as rows [P, D]; zeros for padding."""
+    height, width = order.order.shape[0], tokens.shape[1]
+    rows = tokens.new_empty(height, width) if plain else None
+    low = _new_cast(order, width) if cast else None
+    _kernels.require().gather_kernel[(height,)](
+        tokens, order.order, tokens if rows is None else rows, *(low or (tokens, tokens))[:2], width, height,
+        top_k=order.place.shape[1], plain=plain, cast=cast, block=_block(width),
+    )  # fmt: skip
+    return Rows(rows, low)
+
+
+def _new_cast(order: Order, width: int) -> RowCast:
+    """Rows in E4M3 that a kernel is to write."""
+    height, device = order.order.shape[0], order.order.device
+    values = torch.empty(height, width, dtype=torch.float8_e4m3fn, device=device)
+    return RowCast(values, torch.empty(width // TILE, height, device=device).t(), order.groups)
 
 
 def combine_rows(rows: Any, order: Order) -> Any:
@@ -154,24 +232,30 @@ def combine_rows(rows: Any, order: Order) -> Any:
     return out
 
 
-def gate_rows(up: Any, weights: Any, order: Any) -> Any:
-    """silu(gate) x linear x weight of each row, [R, 2F] -> [R, F]; weights fp32 [T, k], `order` as in `Order`."""
-    width = up.shape[1] // 2
-    inner = up.new_empty(up.shape[0], width)
-    _kernels.require().gate_kernel[(up.shape[0],)](
-        up, order, weights, inner, width, block=_block(width, 512), num_warps=2
-    )
-    return inner
+def gate_rows(up: Any, weights: Any, order: Order, *, cast: bool = False) -> Rows:
+    """silu(gate) x linear x weight of each row, [P, 2F] -> [P, F], plain or in E4M3; weights fp32 [T, k]."""
+    height, width = up.shape[0], up.shape[1] // 2
+    inner = None if cast else up.new_empty(height, width)
+    low = _new_cast(order, width) if cast else None
+    _kernels.require().gate_kernel[(height,)](
+        up, order.order, weights, up if inner is None else inner, *(low or (up, up))[:2], width, height,
+        cast=cast, block=_block(width, 512), num_warps=2,
+    )  # fmt: skip
+    return Rows(inner, low)
 
 
-def gate_rows_backward(up: Any, of_inner: Any, weights: Any, order: Any) -> tuple[Any, Any, Any]:
-    """Gradients of `up` [R, 2F] and of the weights [T, k], and `inner` [R, F] once more."""
-    width = up.shape[1] // 2
+def gate_rows_backward(
+    up: Any, of_inner: Any, weights: Any, order: Order, *, cast: bool = False
+) -> tuple[Rows, Any, Any]:
+    """Gradients of `up` [P, 2F], with `cast` in E4M3 too, and of the weights [T, k]; `inner` [P, F] once more."""
+    height, width = of_inner.shape
     of_up, inner, of_weights = torch.empty_like(up), torch.empty_like(of_inner), torch.empty_like(weights)
-    _kernels.require().gate_backward_kernel[(up.shape[0],)](
-        up, order, weights, of_inner, of_up, inner, of_weights, width, block=_block(width, 512), num_warps=2
-    )
-    return of_up, of_weights, inner
+    low = _new_cast(order, 2 * width) if cast else None
+    _kernels.require().gate_backward_kernel[(height,)](
+        up, order.order, weights, of_inner, of_up, inner, of_weights, *(low or (up, up))[:2], width, height,
+        cast=cast, block=_block(width, 512), num_warps=2,
+    )  # fmt: skip
+    return Rows(of_up, low), of_weights, inner
 
 
 def zero_idle(gradient: Any, ends: Any) -> Any:
@@ -185,35 +269,55 @@ class _JaggedMoe(torch.autograd.Function):
     """The layer between the router and the residual stream."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any) -> Any:
+    def forward(
+        ctx: Any, tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any, fp8: Fp8Weights | None
+    ) -> Any:
         tokens, weights = tokens.contiguous(), weights.contiguous()
         up_weight, down_weight = packed(up_weight), packed(down_weight)
-        order = sort_by_expert(chosen, up_weight.shape[0])
-        rows = gather_rows(tokens, order)
-        up = grouped_product(rows, up_weight.transpose(1, 2), order.ends)
-        inner = gate_rows(up, weights, order.order)
-        mixed = combine_rows(grouped_product(inner, down_weight.transpose(1, 2), order.ends), order)
-        ctx.save_for_backward(tokens, weights, up_weight, down_weight, up, order.order, order.place, order.ends)
+        cast, (low_up, low_down) = fp8 is not None, fp8 or (None, None)
+        order = sort_by_expert(chosen, up_weight.shape[0], align=TILE if cast else 1)
+        rows = gather_rows(tokens, order, plain=not cast, cast=cast)
+        up = _times(rows, up_weight, low_up, order)
+        inner = gate_rows(up, weights, order, cast=cast)
+        mixed = combine_rows(_times(inner, down_weight, low_down, order), order)
+        places = order.order, order.place, order.ends, order.groups
+        ctx.save_for_backward(tokens, weights, up_weight, down_weight, up, *places)
+        ctx.fp8 = fp8
         return mixed
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Any) -> tuple[Any, None, Any, Any, Any]:
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None, Any, Any, Any, None]:
         tokens, weights, up_weight, down_weight, up, *places = ctx.saved_tensors
+        cast, (low_up, low_down) = ctx.fp8 is not None, ctx.fp8 or (None, None)
         order = Order(*places)
-        of_out = gather_rows(grad.contiguous(), order)
-        of_inner = grouped_product(of_out, down_weight, order.ends)
-        of_up, of_weights, inner = gate_rows_backward(up, of_inner, weights, order.order)
-        of_down = grouped_product(of_out.t(), inner, order.ends)
+        of_out = gather_rows(grad.contiguous(), order, cast=cast)
+        of_inner = _times_turned(of_out, down_weight, low_down, order)
+        of_up, of_weights, inner = gate_rows_backward(up, of_inner, weights, order, cast=cast)
+        of_down = grouped_product(of_out.plain.t(), inner, order.ends)
         del of_out, of_inner, inner
-        of_rows = grouped_product(of_up, up_weight, order.ends)
+        of_rows = _times_turned(of_up, up_weight, low_up, order)
         of_tokens = combine_rows(of_rows, order)
         del of_rows
         rows = gather_rows(tokens, order)
-        of_up_weight = grouped_product(of_up.t(), rows, order.ends)
+        of_up_weight = grouped_product(of_up.plain.t(), rows.plain, order.ends)
         zero_idle(of_down, order.ends)
         zero_idle(of_up_weight, order.ends)
-        return of_tokens, None, of_weights, of_up_weight, of_down
+        return of_tokens, None, of_weights, of_up_weight, of_down, None
+
+
+def _times(rows: Rows, weight: Any, low: QuantizedWeight | None, order: Order) -> Any:
+    """Rows [P, K] times weights [E, N, K]^T -> [P, N]."""
+    if low is not None and rows.cast is not None:
+        return multiply_padded(rows.cast, low.values, low.scales)
+    return grouped_product(rows.plain, weight.transpose(1, 2), order.ends)
+
+
+def _times_turned(rows: Rows, weight: Any, low: QuantizedWeight | None, order: Order) -> Any:
+    """Rows [P, N] times weights [E, N, K] -> [P, K]."""
+    if low is not None and rows.cast is not None:
+        return multiply_padded(rows.cast, low.turned, low.turned_scales)
+    return grouped_product(rows.plain, weight, order.ends)
 
 
 class _JaggedRows(torch.autograd.Function):
@@ -226,14 +330,16 @@ class _JaggedRows(torch.autograd.Function):
         order = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device)
         ones = torch.ones(rows.shape[0], dtype=torch.float32, device=rows.device)
         ctx.save_for_backward(rows, ends, up_weight, down_weight, up, order, ones)
-        return grouped_product(gate_rows(up, ones, order), down_weight.transpose(1, 2), ends)
+        inner = gate_rows(up, ones, Order(order, None, ends))
+        return grouped_product(inner.plain, down_weight.transpose(1, 2), ends)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Any) -> tuple[Any, None, Any, Any]:
         rows, ends, up_weight, down_weight, up, order, ones = ctx.saved_tensors
         grad = packed(grad)
-        of_up, _, inner = gate_rows_backward(up, grouped_product(grad, down_weight, ends), ones, order)
+        of_inner = grouped_product(grad, down_weight, ends)
+        (of_up, _), _, inner = gate_rows_backward(up, of_inner, ones, Order(order, None, ends))
         of_down = zero_idle(grouped_product(grad.t(), inner, ends), ends)
         of_up_weight = zero_idle(grouped_product(of_up.t(), rows, ends), ends)
         return grouped_product(of_up, up_weight, ends), None, of_up_weight, of_down

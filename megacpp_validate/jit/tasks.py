@@ -361,10 +361,10 @@ def _moe_rows(bridge: Any, size: Any, _: Any) -> None:
     chosen, weights = _new(tokens, top_k, dtype=torch.int64), _new(tokens, top_k, dtype=torch.float32)
     stream, up = _new(tokens, size.hidden), _new(tokens * top_k, 2 * size.expert_width)
     order = bridge.sort_by_expert(chosen, size.num_experts)
-    rows = bridge.gather_rows(stream, order)
+    rows = bridge.gather_rows(stream, order).plain
     bridge.combine_rows(rows, order)
-    inner = bridge.gate_rows(up, weights, order.order)
-    bridge.gate_rows_backward(up, inner, weights, order.order)
+    inner = bridge.gate_rows(up, weights, order).plain
+    bridge.gate_rows_backward(up, inner, weights, order)
     for shape in ((2 * size.expert_width, size.hidden), (size.hidden, size.expert_width)):
         bridge.zero_idle(_new(size.num_experts, *shape), order.ends)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from ..bridge.backends import Refusal, choose
-from ..bridge.expert_gemm import ExpertGemm, TeExpertBank
+from ..bridge.backends import Candidate, Refusal, choose
+from ..bridge.deep_gemm import cast_weight
+from ..bridge.expert_gemm import ExpertGemm, TeExpertBank, read_when
 from ..bridge.fused import choose_residual_norm
-from ..bridge.jagged_experts import jagged_moe, jagged_rows, why_not_fused
+from ..bridge.jagged_experts import jagged_moe, jagged_rows, why_not_fp8, why_not_fused
 from ..bridge.layer_spec import build_norm
 from ..bridge.permute import Dispatch, padded_moe
 from ..native.mlp import MLP, activation
@@ -132,14 +134,19 @@ class ExpertLayer(Layer):
         if self.build.forms.moe == "padded":
             return padded_moe(tokens, routing.routing_map, routing.probs, up, down, features=self.build.features)
         weights, chosen = routing.probs.topk(self.size.top_k, dim=-1)  # of one that is 0 any number will do
-        return jagged_moe(tokens, chosen, weights, up, down)
+        low = self._choices["experts"].observed == "deep_gemm"
+        return jagged_moe(tokens, chosen, weights, up, down, fp8=(cast_weight(up), cast_weight(down)) if low else None)
 
     def _note_path(self, tokens: Any) -> None:
-        if "experts" not in self._choices:
-            moe = self.build.forms.moe
-            why = why_not_fused(tokens, self.up.bank.weight, self.down.bank.weight) if moe == "jagged" else ""
-            refusal = Refusal(moe, "not-fused", why) if why else None
-            self._choices["experts"] = choose("expert_path", [(moe, lambda: refusal), ("loop", lambda: None)])
+        """Choose between products in FP8, in the dtype of the rows, and a loop over the experts."""
+        forms, up, down = self.build.forms, self.up.bank.weight, self.down.bank.weight
+        why = why_not_fused(tokens, up, down) if forms.moe == "jagged" else ""
+        refusal = Refusal(forms.moe, "not-fused", why) if why else None
+        candidates: list[Candidate] = [(forms.moe, lambda: refusal), ("loop", lambda: None)]
+        if forms.moe == "jagged" and self.exchange is None and "deep_gemm" in forms.expert_backends:
+            ask = partial(why_not_fp8, tokens, self.size.top_k, up, down, when=read_when(None))
+            candidates.insert(0, ("deep_gemm", ask))
+        self._choices["experts"] = choose("expert_path", candidates)
 
     def _share(self, routing: Routing) -> Any:
         """[] this rank's share of the router's two losses; shares sum to those of the whole step.

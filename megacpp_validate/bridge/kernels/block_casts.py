@@ -21,7 +21,7 @@ SMALLEST_AMAX = tl.constexpr(1e-4)
 
 
 @triton.jit
-def _scale_of(amax, power_of_two: tl.constexpr) -> Any:
+def scale_of(amax, power_of_two: tl.constexpr) -> Any:
     """fp32 scales of blocks: amax / 448, not below 1e-4 / 448; up to the next power of two where it must be one."""
     scale = tl.maximum(amax, SMALLEST_AMAX) * ONE_OF_LARGEST
     if power_of_two:
@@ -42,7 +42,7 @@ def _all_alike(amax) -> Any:
 
 
 @triton.jit
-def _round(values, scale) -> Any:
+def round_values(values, scale) -> Any:
     """E4M3 of values / scale, made as DeepGEMM makes it: times the rounded reciprocal."""
     return (values * tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)).to(tl.float8e4nv)
 
@@ -76,9 +76,9 @@ def cast_tokens_kernel(
     x = tl.load(corner + (row[:, None] * stride + column[None, :]), mask=there[:, None], other=0.0).to(tl.float32)
     size = tl.abs(x)
     if rows:
-        scale = _scale_of(tl.max(size, axis=1), power_of_two)
+        scale = scale_of(tl.max(size, axis=1), power_of_two)
         corner = values + (tile * TILE).to(tl.int64) * width + block * TILE
-        tl.store(corner + (row[:, None] * width + column[None, :]), _round(x, scale[:, None]))
+        tl.store(corner + (row[:, None] * width + column[None, :]), round_values(x, scale[:, None]))
         tl.store(scales + (block * number + tile).to(tl.int64) * TILE + row, scale)
         if block == 0:
             expert = tl.load(tiles + 2 * number + tile)
@@ -90,12 +90,12 @@ def cast_tokens_kernel(
         amax = tl.max(size, axis=0)
         if columns == 2:
             amax = _all_alike(amax)
-        scale = _scale_of(amax, power_of_two)
+        scale = scale_of(amax, power_of_two)
         if columns == 2:
             tl.store(turned_scales + tile * (width // TILE) + block, tl.max(scale, axis=0))
         else:
             tl.store(turned_scales + tile.to(tl.int64) * width + block * TILE + column, scale)
-        across = tl.trans(_round(x, scale[None, :]))
+        across = tl.trans(round_values(x, scale[None, :]))
         corner = turned + start.to(tl.int64) * width + (block * TILE).to(tl.int64) * padded + (tile * TILE - start)
         tl.store(corner + (column[:, None] * padded + row[None, :]), across)
 
@@ -120,8 +120,8 @@ def cast_weight_kernel(
     inside = row[:, None] * width + tl.arange(0, TILE)[None, :]
     x = tl.load(weight + corner + inside).to(tl.float32)
     size = tl.abs(x)
-    scale = _scale_of(_all_alike(tl.max(size, axis=1)), power_of_two)
-    tl.store(values + corner + inside, _round(x, scale[:, None]))
+    scale = scale_of(_all_alike(tl.max(size, axis=1)), power_of_two)
+    tl.store(values + corner + inside, round_values(x, scale[:, None]))
     tl.store(scales + tall * (width // TILE) + block, tl.max(scale, axis=0))
     if turn:
         expert = tall // (height // TILE)
@@ -129,7 +129,7 @@ def cast_weight_kernel(
         across = turned + expert.to(tl.int64) * height * width + (block * TILE).to(tl.int64) * height + down * TILE
         # Rounded once more, from the same scale: where the bytes of the first are stored both ways, the PTX that
         # Triton 3.6.0 makes has halves of registers undefined, and on an H200 the transposed bytes were wrong.
-        again = _round(x, _scale_of(_all_alike(tl.max(size, axis=0)), power_of_two)[None, :])
+        again = round_values(x, scale_of(_all_alike(tl.max(size, axis=0)), power_of_two)[None, :])
         tl.store(across + (row[:, None] * height + tl.arange(0, TILE)[None, :]), tl.trans(again))
         place = (expert * (width // TILE) + block) * (height // TILE) + down
         tl.store(turned_scales + place, tl.max(scale, axis=0))

@@ -1,4 +1,6 @@
-"""Both ways to the experts, against one formula in fp64: padded batches, and jagged rows that the host never counts.
+"""The ways to the experts, against one formula in fp64: padded batches, and jagged rows that the host never counts.
+
+Where DeepGEMM has kernels, jagged rows go through them in FP8 too.
 
 Equal results within what is rounded on either way, forward and every gradient; no assignment is lost.
 """
@@ -13,7 +15,8 @@ from typing import Any, Final
 import torch
 
 from ...bridge.backends import Choice, forget_choices, recorded_choices
-from ...bridge.jagged_experts import jagged_moe, why_not_fused
+from ...bridge.deep_gemm import cast_weight
+from ...bridge.jagged_experts import jagged_moe, why_not_fp8, why_not_fused
 from ...bridge.permute import padded_moe
 from ..bench import Bench
 from ..bounds import Roundings
@@ -30,12 +33,14 @@ def probe(bench: Bench) -> None:
     leaves = {name: inputs[name] for name in ("tokens", "weights", "up", "down")}
     wanted, _ = reference_pass(lambda given: reference({**inputs, **given}), leaves, inputs["gradient"])
     ways: dict[str, Callable[..., Any]] = {"padded": padded, "jagged": jagged}
+    if why_not_fp8(inputs["tokens"], inputs["chosen"].shape[1], inputs["up"], inputs["down"], when="always") is None:
+        ways["jagged-fp8"] = partial(jagged, low=True)
     for name, way in ways.items():
         forget_choices()
         seen = run_pass(partial(way, inputs), leaves, inputs["gradient"])
         check_path(bench, name, recorded_choices(), seen["forward"])
         with bench.scope(f"{dtype}.{name}"):
-            bench.compare_pass(seen, wanted, partial(_roundings, dtype, inputs))
+            bench.compare_pass(seen, wanted, partial(_roundings, dtype, inputs, low=name == "jagged-fp8"))
     if bench.device == "cuda":
         why = why_not_fused(inputs["tokens"], inputs["up"], inputs["down"])
         waits = why or find_waits(lambda: run_pass(partial(jagged, inputs), leaves, inputs["gradient"]))
@@ -47,10 +52,11 @@ def check_path(bench: Bench, way: str, choices: Iterable[Choice], out: Any) -> N
 
     The jagged way has no backend to choose: its kernels are the bridge's own.
     """
-    made = [Choice("jagged_moe", "native", "native", ())] if way == "jagged" else list(choices)
+    own = way.startswith("jagged")
+    made = [Choice("jagged_moe", "native", "native", ())] if own else list(choices)
     bench.check(f"{way}.parts", bool(made), f"{len(made)} calls report their backend")
     for choice in made:
-        wanted = "native" if way == "jagged" else ""
+        wanted = "native" if own else ""
         bench.ran_on(f"dispatch.{way}.{choice.module}", choice, out, wanted=wanted)
 
 
@@ -88,9 +94,10 @@ def make_inputs(bench: Bench) -> Inputs:
     }
 
 
-def jagged(given: Mapping[str, Any]) -> Any:
-    """Sort by expert, jagged products, weighted scatter."""
-    return jagged_moe(given["tokens"], given["chosen"], given["weights"], given["up"], given["down"])
+def jagged(given: Mapping[str, Any], *, low: bool = False) -> Any:
+    """Sort by expert, jagged products, with `low` in FP8 but for the gradients of the weights, weighted scatter."""
+    fp8 = (cast_weight(given["up"]), cast_weight(given["down"])) if low else None
+    return jagged_moe(given["tokens"], given["chosen"], given["weights"], given["up"], given["down"], fp8=fp8)
 
 
 def padded(given: Mapping[str, Any]) -> Any:
@@ -113,11 +120,15 @@ def reference(given: Mapping[str, Any]) -> Any:
     return out
 
 
-def _roundings(dtype: str, inputs: Inputs, tensor: str) -> Roundings:
+def _roundings(dtype: str, inputs: Inputs, tensor: str, *, low: bool) -> Roundings:
     """On the way forward: what the first product gave, the gate, its product, the weight, the second product, the sum.
 
-    Backward each of those has a gradient of its own.
+    Backward each of those has a gradient of its own. In FP8 each of two products rounds two operands, and backward
+    these and their gradients' again.
     """
     steps = 6 if tensor == "forward" else 12
     longest = max(*inputs["up"].shape[1:], inputs["tokens"].shape[0])
-    return Roundings(((dtype, steps),), longest, "fp32", why="products, gate, weight and sum, each stored once")
+    operands = (("e4m3", 4 if tensor == "forward" else 8),) if low else ()
+    return Roundings(
+        ((dtype, steps), *operands), longest, "fp32", why="products, gate, weight and sum, each stored once"
+    )
