@@ -208,7 +208,6 @@ class ExpertGemm(nn.Module):
         else:
             self.bank = ExpertBank(num_experts, in_features, out_features, dtype=dtype, device=device)
         self._held_by: Final = made.observed
-        self._padding: dict[int, TePadding] = {}
         self._quantized: QuantizedWeight | None = None
 
     def forward(
@@ -329,9 +328,7 @@ class ExpertGemm(nn.Module):
         align = FP8_ROWS.get(type(state["recipe"]).__name__, FP8_ROWS_ELSE) if state["enabled"] else 1
         if not any(count % align for count in counts):
             return self.bank(rows, counts, is_first_microbatch=is_first_microbatch)
-        if align not in self._padding:
-            self._padding[align] = TePadding(self.num_experts, align=align)
-        padding = self._padding[align]
+        padding = TePadding(self.num_experts, align=align)
         padded, padded_counts = padding.pad(rows, counts)
         out = self.bank(padded, padded_counts, is_first_microbatch=is_first_microbatch)
         return padding.unpad(out, counts)

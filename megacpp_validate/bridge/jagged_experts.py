@@ -57,7 +57,7 @@ class Order:
 
     Attributes:
         order: int32 [P], the assignment (token x k + slot) of each row, -1 for padding; P = T x k without any.
-        place: int32 [T, k], the row of each assignment.
+        place: int32 [T, k], the row of each assignment; None where rows are given by expert.
         ends: int32 [E], where the rows of each expert end, its padding included.
         groups: int32 [P], the expert of each row, -1 for padding.
     """
@@ -100,7 +100,8 @@ def jagged_moe(
     with without_autocast(tokens):
         if why_not_fused(tokens, up_weight, down_weight):
             return _plain(tokens, chosen, weights, up_weight, down_weight)
-        return _JaggedMoe.apply(tokens, chosen, weights, up_weight, down_weight, fp8)
+        order = sort_by_expert(chosen, up_weight.shape[0], align=1 if fp8 is None else TILE)
+        return _JaggedMoe.apply(tokens.contiguous(), order, weights.contiguous(), up_weight, down_weight, fp8)
 
 
 def jagged_rows(rows: Any, rows_per_expert: Sequence[int], up_weight: Any, down_weight: Any) -> Any:
@@ -117,7 +118,9 @@ def jagged_rows(rows: Any, rows_per_expert: Sequence[int], up_weight: Any, down_
     with without_autocast(rows):
         if why_not_fused(rows, up_weight, down_weight):
             return _plain_rows(rows, rows_per_expert, up_weight, down_weight)
-        return _JaggedRows.apply(rows, ends_of(rows_per_expert, rows.device), up_weight, down_weight)
+        own = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device)
+        order, ones = Order(own, None, ends_of(rows_per_expert, rows.device)), torch.ones_like(own, dtype=torch.float32)
+        return _JaggedMoe.apply(packed(rows), order, ones, up_weight, down_weight, None)
 
 
 def why_not_fused(tokens: Any, up_weight: Any, down_weight: Any) -> str:
@@ -142,9 +145,11 @@ def why_not_fp8(tokens: Any, top_k: int, up_weight: Any, down_weight: Any, *, wh
     refused = why_not_deep_gemm(tokens.device, tokens.dtype, hidden, 2 * width)
     refused = refused or why_not_deep_gemm(tokens.device, tokens.dtype, width, hidden)
     if refused is None:
-        why = why_not_fused(tokens, up_weight, down_weight) or _why_not_sorted(tokens, top_k, experts)
-        if not why and torch.cuda.get_device_capability(tokens.device)[0] != 9:
-            why = "the kernels of this path round with Hopper's scales, which are no powers of two"
+        why = why_not_fused(tokens, up_weight, down_weight)
+        if not _sorts_by_counting(tokens, tokens.shape[0] * top_k, experts):
+            why = why or f"the counting sort takes {SORT_EXPERTS} experts and {SORT_BLOCKS * SORT_BLOCK} rows at most"
+        if torch.cuda.get_device_capability(tokens.device)[0] != 9:
+            why = why or "the kernels of this path make Hopper's scales, which are no powers of two"
         refused = Refusal("deep_gemm", "not-fused", why) if why else None
     if refused is not None or when == "always":
         return refused
@@ -157,14 +162,10 @@ def why_not_fp8(tokens: Any, top_k: int, up_weight: Any, down_weight: Any, *, wh
     return Refusal("deep_gemm", "few-rows", reason)
 
 
-def _why_not_sorted(tokens: Any, top_k: int, experts: int) -> str:
-    """Why `sort_by_expert` takes torch's sort, which does not pad."""
-    if tokens.device.type != "cuda" or _kernels() is None:
-        return "the counting sort is a Triton kernel on CUDA"
-    blocks = -(-tokens.shape[0] * top_k // SORT_BLOCK)
-    if 0 < blocks <= SORT_BLOCKS and experts <= SORT_EXPERTS:
-        return ""
-    return f"{blocks} blocks of {experts} experts: the counting sort takes {SORT_BLOCKS} of {SORT_EXPERTS}"
+def _sorts_by_counting(chosen: Any, assignments: int, experts: int) -> bool:
+    """Whether the counting sort, which alone can pad, takes so many assignments on the device of a tensor."""
+    small = 0 < assignments <= SORT_BLOCKS * SORT_BLOCK and experts <= SORT_EXPERTS
+    return chosen.device.type == "cuda" and small and _kernels() is not None
 
 
 def sort_by_expert(chosen: Any, num_experts: int, *, align: int = 1) -> Order:
@@ -177,7 +178,7 @@ def sort_by_expert(chosen: Any, num_experts: int, *, align: int = 1) -> Order:
     """
     flat = chosen.reshape(-1)
     total = flat.shape[0]
-    if not _why_not_sorted(chosen, chosen.shape[1], num_experts):
+    if _sorts_by_counting(chosen, total, num_experts):
         return _counting_sort(flat, chosen.shape, num_experts, align)
     sorted_experts, order = flat.sort(stable=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(total, device=flat.device))
@@ -206,7 +207,9 @@ def _counting_sort(flat: Any, shape: Any, num_experts: int, align: int) -> Order
 
 
 def gather_rows(tokens: Any, order: Order, *, plain: bool = True, cast: bool = False) -> Rows:
-    """Tokens [T, D] as rows [P, D]; zeros for padding."""
+    """Tokens [T, D] as rows [P, D]; zeros for padding. Rows that are given by expert are taken as they are."""
+    if order.place is None:
+        return Rows(tokens)
     height, width = order.order.shape[0], tokens.shape[1]
     rows = tokens.new_empty(height, width) if plain else None
     low = _new_cast(order, width) if cast else None
@@ -225,7 +228,9 @@ def _new_cast(order: Order, width: int) -> RowCast:
 
 
 def combine_rows(rows: Any, order: Order) -> Any:
-    """The sum of each token's rows, [R, D] -> [T, D]."""
+    """The sum of each token's rows, [R, D] -> [T, D]; rows that were given by expert stay as they are."""
+    if order.place is None:
+        return rows
     tokens, top_k = order.place.shape
     width, out = rows.shape[1], rows.new_empty(tokens, rows.shape[1])
     _kernels.require().combine_kernel[(tokens,)](rows, order.place, out, width, top_k=top_k, block=_block(width))
@@ -270,28 +275,24 @@ class _JaggedMoe(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any, fp8: Fp8Weights | None
+        ctx: Any, tokens: Any, order: Order, weights: Any, up_weight: Any, down_weight: Any, fp8: Fp8Weights | None
     ) -> Any:
-        tokens, weights = tokens.contiguous(), weights.contiguous()
         up_weight, down_weight = packed(up_weight), packed(down_weight)
         cast, (low_up, low_down) = fp8 is not None, fp8 or (None, None)
-        order = sort_by_expert(chosen, up_weight.shape[0], align=TILE if cast else 1)
         rows = gather_rows(tokens, order, plain=not cast, cast=cast)
         up = _times(rows, up_weight, low_up, order)
         inner = gate_rows(up, weights, order, cast=cast)
         mixed = combine_rows(_times(inner, down_weight, low_down, order), order)
-        places = order.order, order.place, order.ends, order.groups
-        ctx.save_for_backward(tokens, weights, up_weight, down_weight, up, *places)
-        ctx.fp8 = fp8
+        ctx.save_for_backward(tokens, weights, up_weight, down_weight, up)
+        ctx.order, ctx.fp8 = order, fp8
         return mixed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Any) -> tuple[Any, None, Any, Any, Any, None]:
-        tokens, weights, up_weight, down_weight, up, *places = ctx.saved_tensors
-        cast, (low_up, low_down) = ctx.fp8 is not None, ctx.fp8 or (None, None)
-        order = Order(*places)
-        of_out = gather_rows(grad.contiguous(), order, cast=cast)
+        tokens, weights, up_weight, down_weight, up = ctx.saved_tensors
+        cast, (low_up, low_down), order = ctx.fp8 is not None, ctx.fp8 or (None, None), ctx.order
+        of_out = gather_rows(packed(grad), order, cast=cast)
         of_inner = _times_turned(of_out, down_weight, low_down, order)
         of_up, of_weights, inner = gate_rows_backward(up, of_inner, weights, order, cast=cast)
         of_down = grouped_product(of_out.plain.t(), inner, order.ends)
@@ -318,31 +319,6 @@ def _times_turned(rows: Rows, weight: Any, low: QuantizedWeight | None, order: O
     if low is not None and rows.cast is not None:
         return multiply_padded(rows.cast, low.turned, low.turned_scales)
     return grouped_product(rows.plain, weight, order.ends)
-
-
-class _JaggedRows(torch.autograd.Function):
-    """The experts alone: no sort, no gather, and each weight is 1."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Any, ends: Any, up_weight: Any, down_weight: Any) -> Any:
-        rows, up_weight, down_weight = packed(rows), packed(up_weight), packed(down_weight)
-        up = grouped_product(rows, up_weight.transpose(1, 2), ends)
-        order = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device)
-        ones = torch.ones(rows.shape[0], dtype=torch.float32, device=rows.device)
-        ctx.save_for_backward(rows, ends, up_weight, down_weight, up, order, ones)
-        inner = gate_rows(up, ones, Order(order, None, ends))
-        return grouped_product(inner.plain, down_weight.transpose(1, 2), ends)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Any) -> tuple[Any, None, Any, Any]:
-        rows, ends, up_weight, down_weight, up, order, ones = ctx.saved_tensors
-        grad = packed(grad)
-        of_inner = grouped_product(grad, down_weight, ends)
-        (of_up, _), _, inner = gate_rows_backward(up, of_inner, ones, Order(order, None, ends))
-        of_down = zero_idle(grouped_product(grad.t(), inner, ends), ends)
-        of_up_weight = zero_idle(grouped_product(of_up.t(), rows, ends), ends)
-        return grouped_product(of_up, up_weight, ends), None, of_up_weight, of_down
 
 
 def _plain_rows(rows: Any, counts: Sequence[int], up_weight: Any, down_weight: Any, scale: Any = None) -> Any:
@@ -380,26 +356,19 @@ def _plain(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: 
 
 def _check(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any) -> None:
     count, width = tokens.shape
-    experts, inner = up_weight.shape[0], down_weight.shape[-1]
-    fits = (
-        chosen.shape == weights.shape == (count, chosen.shape[-1])
-        and up_weight.shape == (experts, 2 * inner, width)
-        and down_weight.shape == (experts, width, inner)
-        and 1 <= chosen.shape[-1] <= experts
-    )
-    if not fits:
-        shapes = ", ".join(str(list(one.shape)) for one in (tokens, chosen, weights, up_weight, down_weight))
+    experts, inner, wide = up_weight.shape[0], down_weight.shape[-1], _wide(tokens)
+    given = (tokens, chosen, weights, up_weight, down_weight)
+    shapes = [(count, chosen.shape[-1])] * 2 + [(experts, 2 * inner, width), (experts, width, inner)]
+    dtypes = [tokens.dtype, torch.int64, wide, tokens.dtype, tokens.dtype]
+    if [one.shape for one in given[1:]] != shapes or not 1 <= chosen.shape[-1] <= experts:
         raise WrongShape(
-            f"tokens [T, D], chosen [T, k], weights [T, k], up_weight [E, 2F, D] and down_weight [E, D, F] have the "
-            f"shapes {shapes}. Next step: pass these shapes, k from 1 to E."
+            f"tokens, chosen, weights, up_weight and down_weight are {[list(one.shape) for one in given]}. Next step: "
+            "pass [T, D], [T, k], [T, k], [E, 2F, D] and [E, D, F], k from 1 to E."
         )
-    wanted = _wide(tokens)
-    same = tokens.dtype == up_weight.dtype == down_weight.dtype
-    if chosen.dtype != torch.int64 or weights.dtype != wanted or not same:
+    if [one.dtype for one in given] != dtypes:
         raise WrongDtype(
-            f"tokens are {tokens.dtype}, up_weight {up_weight.dtype}, down_weight {down_weight.dtype}, weights "
-            f"{weights.dtype} and chosen {chosen.dtype}. Next step: pass the first three in one dtype, weights in "
-            f"{wanted}, chosen in torch.int64."
+            f"tokens, chosen, weights, up_weight and down_weight are {[one.dtype for one in given]}. Next step: pass "
+            f"weights in {wide}, chosen in torch.int64, the others in one dtype."
         )
 
 

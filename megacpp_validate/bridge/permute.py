@@ -85,38 +85,28 @@ def check_layout(align: int, capacity: int | None) -> None:
 
 
 def check_routing(tokens: Any, probs: Any, routing_map: Any, num_experts: int) -> None:
-    """Refuse tokens [T, D], probabilities [T, E] and a routing map [T, E] that do not belong together.
+    """Refuse tokens [T, D], probabilities [T, E] or None, and a routing map [T, E] that do not belong together.
 
     Raises:
         WrongShape, WrongDtype: a wrong rank, size or dtype.
     """
-    if tokens.dim() != 2 or tuple(routing_map.shape) != (tokens.shape[0], num_experts):
+    tables = [routing_map] if probs is None else [routing_map, probs]
+    if tokens.dim() != 2 or any(tuple(one.shape) != (tokens.shape[0], num_experts) for one in tables):
         raise WrongShape(
-            f"tokens {list(tokens.shape)} and routing map {list(routing_map.shape)}; wanted [T, D] and "
-            f"[T, {num_experts}]. Likely cause: batch and time are not flattened, or the map holds expert numbers "
-            "[T, k]. Next step: flatten both, and scatter numbers to a bool map."
+            f"tokens are {list(tokens.shape)}, routing map and probabilities {[list(one.shape) for one in tables]}; "
+            f"wanted [T, D] and [T, {num_experts}]. Likely cause: batch and time are not flattened, or the map holds "
+            "expert numbers [T, k]. Next step: flatten the tokens, and scatter numbers and top-k values to tables."
         )
-    if routing_map.dtype != torch.bool:
-        raise WrongDtype(f"the routing map is {routing_map.dtype}. Next step: pass a bool map, such as map != 0.")
-    check_probs(probs, routing_map)
+    if routing_map.dtype != torch.bool or (probs is not None and not probs.dtype.is_floating_point):
+        raise WrongDtype(
+            f"routing map and probabilities are {[one.dtype for one in tables]}. Next step: pass a bool map, such as "
+            "map != 0, and probabilities in float32."
+        )
     if is_float8(tokens) and tokens.requires_grad:
         raise WrongDtype(
             f"tokens are {tokens.dtype} and require a gradient, which bytes do not carry. Next step: dispatch before "
             "quantising."
         )
-
-
-def check_probs(probs: Any, routing_map: Any) -> None:
-    """Refuse probabilities that do not fit a routing map [T, E]: shape or dtype. None passes."""
-    if probs is None:
-        return
-    if probs.shape != routing_map.shape:
-        raise WrongShape(
-            f"probabilities {list(probs.shape)}; wanted {list(routing_map.shape)}, one for each token and expert. Next "
-            "step: scatter top-k values [T, k] to the shape of the map."
-        )
-    if not probs.dtype.is_floating_point:
-        raise WrongDtype(f"the probabilities are {probs.dtype}. Next step: pass them in float32.")
 
 
 def check_counts(rows_per_expert: Sequence[int] | Any, routing_map: Any) -> tuple[int, ...]:
@@ -152,19 +142,13 @@ def check_rows(rows: Any, leading: tuple[int, ...]) -> None:
     """Refuse rows that do not fit the map: `leading` are the sizes before D.
 
     Raises:
-        WrongShape: another rank.
-        TokenCountMismatch: another number of rows.
+        TokenCountMismatch: rows of another layout or number.
         WrongDtype: rows in FP8, which cannot be summed.
     """
-    if rows.dim() != len(leading) + 1:
-        raise WrongShape(
-            f"rows are {list(rows.shape)}; wanted {[*leading, 'D']}. Likely cause: the other layout, padded "
-            "[E, C, D] or jagged [R, D]. Next step: keep the layout that permute returned."
-        )
     if tuple(rows.shape[:-1]) != leading:
         raise TokenCountMismatch(
-            f"rows are {list(rows.shape)}; this map gave {[*leading, 'D']}. Likely cause: the map of another step, or "
-            "padding already removed. Next step: pass the rows of the permute that made the map."
+            f"rows are {list(rows.shape)}; this map gave {[*leading, 'D']}. Likely cause: the map of another step, the "
+            "other layout, or padding already removed. Next step: pass the rows of the permute that made the map."
         )
     if is_float8(rows) or is_quantized(rows):
         raise WrongDtype(
@@ -179,17 +163,16 @@ def check_chunks(rows: Any, probs: Any, sizes: tuple[int, ...], order: tuple[int
     Raises:
         WrongShape, TokenCountMismatch: see above.
     """
-    if rows.dim() != 2 or (probs is not None and probs.shape != rows.shape[:1]):
-        seen = None if probs is None else list(probs.shape)
-        raise WrongShape(f"rows {list(rows.shape)}, probabilities {seen}; wanted [R, D] and [R]. Next step: flatten.")
+    flat = rows.dim() == 2 and (probs is None or probs.shape == rows.shape[:1])
+    if not flat or sorted(order) != list(range(len(sizes))):
+        raise WrongShape(
+            f"rows {list(rows.shape)}, probabilities {None if probs is None else list(probs.shape)}, {len(sizes)} "
+            f"chunks in the order {list(order)}. Next step: pass [R, D], [R], and each chunk once."
+        )
     if min(sizes, default=0) < 0 or sum(sizes) != rows.shape[0]:
         raise TokenCountMismatch(
             f"chunks of {list(sizes)} rows sum to {sum(sizes)}, and there are {rows.shape[0]} rows. Next step: pass "
             "the sizes with which these rows were received."
-        )
-    if sorted(order) != list(range(len(sizes))):
-        raise WrongShape(
-            f"the order {list(order)} does not name each of {len(sizes)} chunks once. Next step: pass a permutation."
         )
 
 
@@ -285,7 +268,6 @@ class Dispatch:
         self.num_experts, self.align, self.capacity = num_experts, align, capacity
         self.features = features
         self.choice: Choice | None = None
-        self._padding: TePadding | None = None
 
     def permute(
         self, tokens: Any, probs: Any, routing_map: Any, *, rows_per_expert: Sequence[int] | None = None
@@ -333,7 +315,7 @@ class Dispatch:
         """
         counts = row_map.tokens_per_expert
         check_rows(rows, (sum(self._padded(counts)),) if self.capacity is None else (self.num_experts, self.capacity))
-        check_probs(probs, row_map.routing_map)
+        check_routing(row_map.routing_map, probs, row_map.routing_map, self.num_experts)
         ask = partial(self._why_not_back, rows, probs, row_map)
         self.choice = choose("permute", [("te", ask), _NATIVE])
         if self.capacity is not None:
@@ -443,9 +425,7 @@ class Dispatch:
         return tuple(padded_counts(counts, self.align))
 
     def _te_padding(self) -> TePadding:
-        if self._padding is None:
-            self._padding = TePadding(self.num_experts, align=self.align)
-        return self._padding
+        return TePadding(self.num_experts, align=self.align)
 
 
 _NATIVE: Final[Candidate] = ("native", lambda: None)

@@ -46,14 +46,11 @@ def grouped_gemm(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> Any:
 def grouped_gemm_loop(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> Any:
     """The same by one matrix product an expert: the reference, for every dtype and device."""
     _check(rows, weight, rows_per_expert)
-    # unbind rather than weight[e]: its backward builds the gradient of all experts once, not once an expert.
+    # unbind rather than weight[e]: its backward builds the gradient of all experts once, not once an expert. A product
+    # of no rows gives the weight of an idle expert its gradient of zeros.
     pairs = zip(rows.split(list(rows_per_expert)), weight.unbind(0), strict=True)
     with without_autocast(rows):
-        products = [piece @ one.t() for piece, one in pairs if piece.shape[0]]
-        if not products:
-            # A product of no rows, so that the weight still gets its gradient of zeros.
-            return rows @ weight[0].t() if weight.shape[0] else rows.new_zeros(0, weight.shape[1])
-        return torch.cat(products)
+        return torch.cat([piece @ one.t() for piece, one in pairs])
 
 
 @torch.no_grad()
@@ -71,12 +68,8 @@ def grouped_weight_gradient(gradient: Any, rows: Any, weight: Any, rows_per_expe
     """
     _check(rows, weight, rows_per_expert)
     if grouped_mm_refusal(rows, weight):
-        out = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-        pieces = zip(out.unbind(0), gradient.split(rows_per_expert), rows.split(rows_per_expert), strict=True)
-        for into, of_output, of_rows in pieces:
-            if of_rows.shape[0]:
-                torch.mm(of_output.t(), of_rows, out=into)
-        return out
+        pieces = zip(gradient.split(rows_per_expert), rows.split(rows_per_expert), strict=True)
+        return torch.stack([of_output.t() @ of_rows for of_output, of_rows in pieces])
     ends = ends_of(rows_per_expert, rows.device)
     idle = [index for index, count in enumerate(rows_per_expert) if count == 0]
     return _fused_weight_gradient(packed(gradient), packed(rows), ends, idle)

@@ -98,8 +98,8 @@ GIVEN = {"tokens": torch.zeros(3, WIDTH), "probs": torch.ones(3, EXPERTS), "rout
 def test_rows_of_another_map_are_refused(backend: str) -> None:
     dispatch = Dispatch(EXPERTS)
     sent = dispatch.permute(**GIVEN)
-    for rows, error in ((sent.rows[:-1], errors.TokenCountMismatch), (sent.rows[None], errors.WrongShape)):
-        with pytest.raises(error, match="Next step"):
+    for rows in (sent.rows[:-1], sent.rows[None]):
+        with pytest.raises(errors.TokenCountMismatch, match="Next step"):
             dispatch.unpermute(rows, sent.row_map)
     with pytest.raises(errors.WrongShape, match="Next step"):
         dispatch.unpermute(sent.rows, sent.row_map, probs=sent.row_probs)
