@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from functools import cached_property
+from itertools import combinations
 from typing import Any, Final, TypeAlias, TypeGuard
 
 from ..evidence.receipt import Backend, Outcome, Receipt
@@ -261,10 +262,6 @@ class Order:
         """Whether a fault of `other` can reach `name`."""
         return other in self.below[name] if name in self.below else other in self.names
 
-    def is_apart(self, one: str, other: str) -> bool:
-        """Whether neither depends on the other."""
-        return one != other and not self.depends(one, other) and not self.depends(other, one)
-
 
 def read_order(modules: Sequence[Module]) -> Order:
     """The order of the matrix; of a dependency that comes later in the matrix only the name counts."""
@@ -456,8 +453,8 @@ def share_cases(cases: Sequence[Case], order: Order) -> tuple[Case, ...]:
         else:
             left.append(case)
     for component, mine in groups.items():
-        met = [red.module for case in mine for red in case.members if red.met(component)]
-        apart = any(order.is_apart(one, other) for one in met for other in met)
+        met = {red.module for case in mine for red in case.members if red.met(component)}
+        apart = any(not (order.depends(a, b) or order.depends(b, a)) for a, b in combinations(met, 2))
         shared = component in OF_THE_HOST or apart if component else len(mine) >= _MANY
         left += [merge_cases(mine, component, order)] if shared else mine
     return tuple(sorted(left, key=lambda case: order.rank(case.first.module)))

@@ -363,10 +363,9 @@ def find_retry_fault(receipt: Receipt) -> str:
     """The infrastructure fault of a receipt, as "name: what happened"; empty where the receipt is evidence."""
     if receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE:
         return f"killed: its process was ended from outside, by {receipt.failure.type}"
-    if receipt.outcome is Outcome.NOT_RUN and NO_SPACE in receipt.reason:
-        return f"disk-full: {receipt.reason}"
-    if receipt.outcome is Outcome.NOT_RUN and receipt.reason.startswith(NOT_STARTED):
-        return f"not-started: {receipt.reason}"
+    for fault, words in (("disk-full", NO_SPACE), ("not-started", NOT_STARTED)):
+        if receipt.outcome is Outcome.NOT_RUN and words in receipt.reason:
+            return f"{fault}: {receipt.reason}"
     return ""
 
 

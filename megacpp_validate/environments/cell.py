@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -21,9 +21,9 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from ..diagnosis.diagnose import NO_SPACE, NOT_STARTED
+from ..diagnosis.diagnose import NO_SPACE, NOT_STARTED, find_retry_fault
 from ..errors import InfrastructureFailed
-from ..evidence.receipt import FROM_OUTSIDE, Failure, Outcome, Receipt, write_receipt
+from ..evidence.receipt import Failure, Outcome, Receipt, write_receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import TIMED, Order
 from ..process import Ended, Processes
@@ -100,7 +100,7 @@ class Cell:
                 call, folder=work / "folder", limit_s=self.limit_s, log=self.log, given=work / "order", ask_where=True
             )
         except OSError as fault:
-            refused = receipt_without_probe(self.order, Outcome.ERROR, f"{NOT_STARTED}: {fault}")
+            refused = receipt_without_probe(self.order, Outcome.NOT_RUN, f"{NOT_STARTED}: {fault}")
             return replace(refused, started=started)
         try:
             receipt = read_receipt(place)
@@ -181,13 +181,13 @@ def is_done(order: Order, receipt: Receipt) -> bool:
     """Whether a receipt of an earlier run answers an order.
 
     A receipt of another order or environment is no answer, and neither is one of a cell that did not run, that was
-    ended from outside or by a full disk, or that lacks the timings that the order requests.
+    ended from outside or by a full disk, that took too long once, or that lacks the timings that the order requests.
     """
     same = answers(order, receipt) and (receipt.tool, receipt.commit) == (order.tool, order.commit)
-    ran = receipt.outcome is not Outcome.NOT_RUN and NO_SPACE not in receipt.reason
-    killed = receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE
+    ran = receipt.outcome is not Outcome.NOT_RUN and NO_SPACE not in receipt.reason and not find_retry_fault(receipt)
+    late = receipt.outcome is Outcome.TIMEOUT and not receipt.retries  # it has not been run again alone
     untimed = order.times and order.probe in TIMED and receipt.outcome is Outcome.PASS and not receipt.timings
-    return bool(order.environment) and same and ran and not killed and not untimed
+    return bool(order.environment) and same and ran and not late and not untimed
 
 
 def find_done(order: Order, place: Path) -> Receipt | None:
@@ -197,12 +197,6 @@ def find_done(order: Order, place: Path) -> Receipt | None:
     except ReceiptInvalid:
         return None
     return receipt if is_done(order, receipt) else None
-
-
-def receipt_of_given_up(order: Order, faults: Sequence[str]) -> Receipt:
-    """The receipt of a cell whose attempts all ended in infrastructure faults, which it lists."""
-    reason = f"given up after {len(faults)} infrastructure fault(s), the last: {faults[-1]}"
-    return replace(receipt_without_probe(order, Outcome.NOT_RUN, reason), retries=tuple(faults))
 
 
 @contextmanager

@@ -197,11 +197,12 @@ def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], releases: I
 def _judge_rows(stack: Stack, te: Version, needs: Needs, ranges: Iterable[Range]) -> Iterator[Fit]:
     """Needs and ranges of the matrix that hold for a release; and its halves, which refuse each other."""
     for need in needs.need:  # doctor looks at files and symbols, once they are installed
-        if need.kind not in ("library", "distribution") or not need.holds_for(te):
+        if need.kind not in ("library", "distribution", "variable") or not need.holds_for(te):
             continue
         if stack.has_beside(need) and need.holds_for_core(stack.core_cuda):
-            says = (need.says, need.next, need.source)
-            yield _compare(stack, need.id, LIBRARIES.get(need.of, need.of), need.version, *says, breaks=need.breaks)
+            says = (need.says, need.next, need.source, FitVerdict.REFUSED, need.breaks)
+            verdict = FitVerdict.WARNED if need.kind == "variable" else None  # whoever starts a run sets it
+            yield _compare(stack, need.id, LIBRARIES.get(need.of, need.of), need.version, *says, verdict=verdict)
     for row in ranges:
         absent = row.component not in stack.parts and (stack.whole or row.with_ == row.component or row.needs == "<0")
         if absent or (row.te and not row.holds_for(te)) or not stack.has_beside(row):

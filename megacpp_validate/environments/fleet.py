@@ -2,7 +2,8 @@
 
 `run_cells` is the one runner. What starts a cell is a back end: processes of this machine (`run_here`), or jobs of a
 Slurm (`slurm.SlurmJobs`). An attempt that a fault of the infrastructure ended is repeated, and the receipt lists the
-fault; a numeric failure, a crash and a cell that took too long are answers.
+fault; a numeric failure and a crash are answers. So is a cell that took too long twice, the second time alone: other
+processes, or a cold cache, may have slowed it down the first time.
 
 On this machine the longest cell starts first, because the cell that starts last decides when the run ends.
 """
@@ -20,10 +21,9 @@ from typing import Final, NamedTuple, Protocol
 from ..diagnosis.diagnose import find_retry_fault
 from ..evidence.receipt import Outcome, Receipt, write_receipt
 from ..process import Processes, run_command
-from .cell import Cell, find_done, receipt_of_given_up, receipt_without_probe
+from .cell import Cell, find_done, receipt_without_probe
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-_SMI_LIMIT_S: Final = 30.0
 MOST_ON_A_GPU: Final = 8  # cells that share a card: each takes up to 15 GB of it
 
 
@@ -148,7 +148,7 @@ def run_cells(
                 ended.attempt.ran = _settle(ended, retries)
                 if ended.attempt.ran is None:
                     waiting.insert(0, ended.attempt)
-                report(ended.attempt, "" if ended.attempt.ran else ended.fault)
+                report(ended.attempt, "" if ended.attempt.ran else ended.attempt.faults[-1])
     except BaseException:  # an interrupt too: nothing may keep running behind it
         back_end.stop()
         raise
@@ -158,10 +158,14 @@ def run_cells(
 def _settle(ended: Attempted, retries: int) -> Ran | None:
     """How a cell ended; None where it is to be run again after an infrastructure fault."""
     cell, faults = ended.attempt.cell, ended.attempt.faults
-    receipt, again = ended.receipt, False
-    if receipt is None or (ended.fault and retries):
-        faults.append(ended.fault)
-        receipt, again = receipt_of_given_up(cell.order, faults), len(faults) <= retries
+    receipt, again, fault = ended.receipt, False, ended.fault
+    if receipt is not None and receipt.outcome is Outcome.TIMEOUT and not faults:
+        fault, retries = f"timeout: {receipt.reason}", max(retries, 1)
+    if receipt is None or (fault and retries):
+        faults.append(fault)
+        reason = f"given up after {len(faults)} infrastructure fault(s), the last: {fault}"
+        receipt = replace(receipt_without_probe(cell.order, Outcome.NOT_RUN, reason), retries=tuple(faults))
+        again = len(faults) <= retries
     elif faults:
         receipt = replace(receipt, retries=(*receipt.retries, *faults))
     if faults and not (again and find_done(cell.order, cell.place)):
@@ -191,9 +195,10 @@ class LocalCells:
         self._pool = ThreadPoolExecutor(max_workers=max(1, self.room.jobs))
 
     def has_room(self, attempt: Attempt, running: Sequence[Attempt]) -> bool:
-        """Whether a job and its GPUs are free; what needs more GPUs than there are runs alone."""
+        """Whether a job and its GPUs are free; what needs more GPUs than there are, or runs again, runs alone."""
         free = len(self.room.gpus) - sum(one.cell.gpus for one in running)
-        return not running or (len(running) < self.room.jobs and attempt.cell.gpus <= max(free, 0))
+        beside = len(running) < self.room.jobs and attempt.cell.gpus <= max(free, 0)
+        return not running or (beside and not any(one.faults for one in (attempt, *running)))
 
     def start(self, attempt: Attempt) -> None:
         """Start it, on GPUs of its own where it needs them; the order keeps its identity: any of them would do."""
@@ -255,5 +260,5 @@ def read_gpus(variables: Mapping[str, str]) -> tuple[str, ...]:
     if VISIBLE in variables:
         return tuple(name.strip() for name in variables[VISIBLE].split(",") if name.strip() not in ("", "-1"))
     command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    ended = run_command(command, limit_s=_SMI_LIMIT_S, variables=variables, apart=True)
+    ended = run_command(command, limit_s=30.0, variables=variables, apart=True)
     return tuple(ended.words.split()) if ended.code == 0 else ()

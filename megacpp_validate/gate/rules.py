@@ -45,7 +45,7 @@ _HARD_WORDS: Final = re.compile(
 _DENIES: Final = re.compile(r"(?i:\w error(?!\w)|out of bounds?|fail(?:ed|ure)?(?!\w))|\w(?:Error|Exception)(?!\w)")
 # Faults for which a launcher repeats a cell: names of `environments.slurm` and `diagnosis.diagnose.find_retry_fault`.
 _RETRIED: Final = {named.partition(":")[0] for named in JOB_ENDS.values()} | {
-    "killed", "disk-full", "not-started", "no-receipt", "gone"
+    "killed", "disk-full", "not-started", "no-receipt", "gone", "timeout"
 }  # fmt: skip
 _MEMORY: Final = "peak memory"
 
@@ -355,13 +355,13 @@ def _compare(
     ran = f"sm_{machine.capability.replace('.', '')}" if machine.capability else ""
     text = f"it ran on {machine.gpu or 'no GPU'} {ran}, and {rules.target.id} is {arch}"
     yield GateRule.TARGET, arch and ran != arch and (ran or good), text
-    one = kind.environment == "one"
+    blank = ", ".join(name for name, value in vars(machine).items() if not value)
+    yield GateRule.ENVIRONMENT, good and arch and blank, f"of the machine that it ran on no {blank} is on record"
     for rule, applies, what, has, wants in (
         (GateRule.TARGET, arch, "card", machine.gpu, first.gpu),
-        (GateRule.ENVIRONMENT, one, "driver", machine.driver, first.driver),
-        (GateRule.ENVIRONMENT, one, "torch", machine.torch, first.torch),
+        (GateRule.ENVIRONMENT, kind.environment == "one", "driver", machine.driver, first.driver),
+        (GateRule.ENVIRONMENT, kind.environment == "one", "torch", machine.torch, first.torch),
     ):
-        yield rule, good and arch and not has, f"the {what} that it ran with is not on record"
         text = f"it ran with the {what} {has}, and the newest receipt with {wants}"
         yield rule, applies and has and wants and has != wants, text
 

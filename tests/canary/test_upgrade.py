@@ -138,13 +138,14 @@ def test_two_canaries_and_a_parity_run_that_are_killed_lose_nothing(host: Callab
     takes_s, cells, rng = time.monotonic() - started, read(tmp_path / "whole").keys(), random.Random(0)
     for number in range(20):
         before, tools = read(store), start(store)
-        time.sleep(rng.uniform(0.0, takes_s))
+        time.sleep(moment := rng.uniform(0.0, takes_s))
         for tool in tools:
             tool.kill()
             tool.wait()
         assert within(10, lambda: not processes_of(tmp_path))
         after = read(store)
         assert before.keys() <= after.keys()
+        sys.stdout.write(f"{number}: killed after {moment:.2f} s: {len(before)} receipts, then {len(after)}\n")
         assert all(after[file] == digest for file, digest in before.items() if not file.startswith("parity/"))
         if after.keys() == cells:
             store = tmp_path / f"store-{number + 1}"

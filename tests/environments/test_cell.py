@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from megacpp_validate.diagnosis.diagnose import find_retry_fault
 from megacpp_validate.environments.cell import Cell, FolderTaken, is_done, own_folder
 from megacpp_validate.environments.fleet import Room, run_here
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
@@ -114,10 +115,10 @@ def test_a_stop_kills_what_runs_and_starts_nothing_more(tmp_path: Path) -> None:
         os.kill(int(started), 0)
 
 
-def test_an_interpreter_that_does_not_start_is_an_error(tmp_path: Path) -> None:
+def test_an_interpreter_that_does_not_start_is_no_evidence(tmp_path: Path) -> None:
     (receipt,) = run_in(InterpreterEnvironment((str(tmp_path / "no"),), {}), tmp_path, "one", limit_s=30.0)
-    assert receipt.outcome is Outcome.ERROR
-    assert "could not be started" in receipt.reason
+    assert receipt.outcome is Outcome.NOT_RUN
+    assert find_retry_fault(receipt).startswith("not-started: the process could not be started")
 
 
 # --- what an earlier run left is taken again only if it answers the order ---
@@ -139,11 +140,11 @@ STALE: dict[str, tuple[Order, Receipt]] = {
     "of-no-known-environment": (replace(ORDER, environment=""), replace(DONE, environment="")),
     "not-run": (ORDER, replace(DONE, outcome=Outcome.NOT_RUN)),
     "killed-by-somebody-else": (ORDER, replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGKILL", "nothing"))),
-    "a-batch-system-ended-it": (ORDER, replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGTERM", "nothing"))),
     "the-disk-was-full": (
         ORDER,
         replace(DONE, outcome=Outcome.ERROR, reason="OSError: [Errno 28] No space left on device: '/tmp/x'"),
     ),
+    "too-slow-beside-others": (ORDER, replace(DONE, outcome=Outcome.TIMEOUT)),
     "not-timed": (replace(ORDER, times=True), DONE),
 }
 
@@ -154,7 +155,7 @@ ANSWERS: dict[str, tuple[Order, Receipt]] = {
     "timed": (replace(ORDER, times=True), replace(DONE, timings=(TIMED,))),
     "timed-and-nobody-asked": (ORDER, replace(DONE, timings=(TIMED,))),
     "crashed": (ORDER, replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGSEGV", "nothing"))),
-    "red-and-so-not-timed": (replace(ORDER, times=True), replace(DONE, outcome=Outcome.TIMEOUT)),
+    "too-slow-alone": (replace(ORDER, times=True), replace(DONE, outcome=Outcome.TIMEOUT, retries=("timeout: ",))),
     "nothing-to-time": (
         replace(ORDER, probe="composed", times=True),
         replace(DONE, probe="composed", cell="te1-cpu-composed"),

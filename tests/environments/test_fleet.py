@@ -110,6 +110,19 @@ def test_what_somebody_killed_is_run_again_and_counted(faults: int, outcome: str
     assert read_receipt(cell.place) == receipt
 
 
+def test_a_cell_that_took_too_long_runs_again_alone_before_it_counts(tmp_path: Path) -> None:
+    log = tmp_path / "seen"
+    slow = f"time.sleep(600 if order['probe'] == 'a' and open({str(log)!r}).read().count('+a') < 2 else 0.3)"
+    every = cells(
+        tmp_path, WATCH.format(log=str(log)).replace("time.sleep(0.3)", slow), *(("te1", one) for one in "abc")
+    )
+    every = [replace(cell, limit_s=limit) for cell, limit in zip(every, (6.0, 60.0, 60.0), strict=True)]
+    receipts = run(every)
+    assert [receipt.outcome.value for receipt in receipts] == ["pass", "pass", "pass"]
+    assert [fault.partition(" ")[0] for fault in receipts[0].retries] == ["timeout:"]
+    assert log.read_text().endswith("+a -a ")
+
+
 def test_a_folder_that_cannot_be_written_stops_all(tmp_path: Path) -> None:
     every = cells(tmp_path, "time.sleep(600)", ("te1", "a"), ("te2", "b"))
     (tmp_path / "te2").write_text("")

@@ -127,6 +127,8 @@ EDITS: Final[dict[str, tuple[Callable[[Receipt, random.Random], object], bool]]]
     "GPU blanked": (_set("machine", "gpu", to=""), True),
     "torch blanked": (_set("machine", "torch", to=""), True),
     "driver blanked": (_set("machine", "driver", to=""), True),
+    "CUDA blanked": (_set("machine", "cuda", to=""), True),
+    "host blanked": (_set("machine", "host", to=""), True),
     "capability of another GPU": (_set("machine", "capability", to="8.0"), True),
     "another GPU than the others": (_set("machine", "gpu", to="NVIDIA A100"), True),
     "another torch than the others": (_set("machine", "torch", to="2.9.0"), True),

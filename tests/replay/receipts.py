@@ -52,8 +52,8 @@ def timing(name: str = "bf16.forward", median: float = 1.0, clock: str = "cuda-e
     return {"name": name, "clock": clock, "rounds_ms": [median, median], "median_ms": median, "spread": 0.0, "uses": 5}
 
 
-MACHINE: Final = {"host": "", "platform": "", "python": "", "torch": "2.11.0", "gpu": "NVIDIA H200",
-                  "capability": "9.0", "driver": "580.1", "cuda": ""}  # fmt: skip
+MACHINE: Final = {"host": "one", "platform": "Linux", "python": "3.12.3", "torch": "2.11.0", "gpu": "NVIDIA H200",
+                  "capability": "9.0", "driver": "580.1", "cuda": "13.0"}  # fmt: skip
 JIT: Final = {"warm_up": {}, "after": {}, "compiled": [], "hits": {}, "unwatched": {}, "notes": [], "root": "",
               "arch": "", "mode": ""}  # fmt: skip
 FAILED: Final = check("bf16.forward", part(observed=0.1))

@@ -348,10 +348,10 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def _read_sealed(path: Path) -> str:
-    """What `_keep` wrote; empty where it is not there, or is not as it was written."""
+    """What `_keep` wrote; empty where it is not there, is not as it was written, or was kept of another release."""
     with suppress(OSError, ValueError):
         seal, _, text = path.read_text(encoding="utf-8").partition("\n")
-        if seal == hashlib.sha256(text.encode()).hexdigest():
+        if seal == hashlib.sha256((path.name + text).encode()).hexdigest():
             return text
     return ""
 
@@ -359,7 +359,7 @@ def _read_sealed(path: Path) -> str:
 def _keep(path: Path, text: str) -> None:
     """Keep what can be made again; a cache that cannot be written costs time, not the answer."""
     with suppress(OSError):
-        write_whole(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+        write_whole(path, f"{hashlib.sha256((path.name + text).encode()).hexdigest()}\n{text}")
         release, _, reader = path.name.partition("-")
         for old in path.parent.glob(f"{release}-*"):
             if not old.name.startswith(reader.partition(".")[0], len(release) + 1):

@@ -141,9 +141,9 @@ class Sources:
             told = json.loads(record.read_text(encoding="utf-8"))
             name, sha256 = str(told["wheel"]), str(told["sha256"])
             wheel = self.cache / "wheels" / sha256 / name
-            if Path(name).name == name and _sha256(wheel) == sha256:
+            if Path(name).name == name and Version(name.split("-")[1]) == Version(version) and _sha256(wheel) == sha256:
                 return wheel, sha256
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError):
             pass
         return None
 

@@ -221,7 +221,9 @@ def test_a_stored_tree_that_was_cut_short_is_loaded_anew(tmp_path: Path) -> None
     (stored,) = [p for p in (tmp_path / "cache").iterdir() if p.name.startswith("abc-")]
     whole = stored.read_text()
     lacking = whole.replace('"Linear"', '"Missing"')  # a tree all the same, but not that of this release
-    for damage in (whole[: len(whole) // 2], lacking, "{}", "null", "", "\x00"):
+    _ = Release(source.model_copy(update={"sha256": "xyz"}), tmp_path / "te", tmp_path / "xyz").tree
+    another = next((tmp_path / "xyz").iterdir()).read_text()  # kept of another release
+    for damage in (whole[: len(whole) // 2], lacking, another, "{}", "null", "", "\x00"):
         stored.write_text(damage)
         assert isinstance(Release(source, tmp_path / "te", tmp_path / "cache").lookup(TE, "Linear"), Found)
         assert stored.read_text() == whole
