@@ -17,7 +17,7 @@ from megacpp_validate.report.describe.static import describe_static
 from megacpp_validate.report.marks import Tone
 from tests.canary.static.small_sources import write_release
 
-BROKEN, UNKNOWN, _, MET = FitVerdict
+BROKEN, UNKNOWN, WARNED, MET = FitVerdict
 H200 = "cublas=13.1,cudnn=9.14,torch=2.11"
 
 
@@ -29,9 +29,9 @@ H200 = "cublas=13.1,cudnn=9.14,torch=2.11"
         ("2.12.0", "2.14.1", "cublas=12.9,cuda=12.9", {}),  # the core library for CUDA 12 has no such symbol
         ("2.12.0", "2.14.1", "", {"cublas-grouped-layout": UNKNOWN}),
         ("2.12.0", "2.14.1", "torch=2.11", {"cublas-grouped-layout": UNKNOWN}),
-        ("2.14.1", "2.17.1", H200, {"cudnn-reshape-mode": BROKEN}),
-        ("2.14.1", "2.17.1", "26.07-py3", {"cudnn-reshape-mode": MET}),
-        ("2.14.1", "2.16.1", H200, {}),  # 2.14.1 has it, too
+        ("2.14.1", "2.17.1", H200, {"cudnn-reshape-mode": BROKEN, "fp8-state-pickle": WARNED}),
+        ("2.14.1", "2.17.1", "26.07-py3", {"cudnn-reshape-mode": MET, "fp8-state-pickle": WARNED}),
+        ("2.14.1", "2.16.1", H200, {"fp8-state-pickle": WARNED}),  # 2.14.1 has it, too
         ("2.17.1", "2.12.0", H200, {}),
         (
             "2.20.2", "2.14.1", "cublas=13.1,cudnn=9.2",
@@ -92,7 +92,7 @@ def judge(catalog: Catalog, tmp_path: Path):  # type: ignore[no-untyped-def]
 )
 def test_verdict_exit_and_mark(judge, env: str, verdict: FitVerdict, exits: Exit, tone: Tone) -> None:  # type: ignore[no-untyped-def]
     result = judge({"attn.py": "DotProductAttention", "mlp.py": "Linear"}, env)
-    (fit,) = result.requirements
+    (fit,) = result.requirements_of(verdict)
     assert (fit.verdict, fit.breaks, result.exit) == (verdict, ("attn.py",), exits)
     rows = {row.module: row.verdict for row in result.modules}
     assert rows == {
