@@ -68,12 +68,29 @@ def gather(receipts: Sequence[Any], backends: Sequence[str], seconds: float) -> 
             row |= {"low": min(steps), "high": max(steps)}
             row["efficiency"] = statistics.median(one / many for one, many in zip(alone, steps, strict=True))
             traces = [receipt["traces"][f"{backend} {size}"] for receipt in receipts if receipt["traces"]]
-            row["trace"] = {part: max(trace[part] for trace in traces) for part in traces[0]} if traces else {}
+            row["trace"] = join_traces(traces, size)
             rows.append(row)
     first = receipts[0]
     rounds = len(next(iter(first["rounds"].values())))
     more = {"ranks": len(receipts), "rounds": rounds, "notes": first["notes"], "seconds": seconds, "rows": rows}
     return describe_run(gpu=first["gpu"], **more) | {"torch": first["torch"]}
+
+
+def join_traces(traces: Sequence[Any], size: int) -> dict[str, float]:
+    """The parts of the step of the rank whose traced step is the longest, milliseconds; empty without a trace.
+
+    A kernel of the all-to-all ends on all ranks of its group together: the shortest of them is the transfer, and what
+    the others last longer they waited.
+    """
+    found = []
+    for rank, trace in enumerate(traces):
+        group = traces[rank // size * size :][:size]
+        transfers = sum(map(min, zip(*(one["all_to_all"] for one in group), strict=True)))
+        moved = transfers / sum(trace["all_to_all"]) if trace["all_to_all"] else 0.0
+        parts = {part: trace[part] for part in ("host", "dispatch", "gemm")}
+        spent = {"all_to_all": trace["collectives"] * moved, "waiting": trace["collectives"] * (1 - moved)}
+        found.append({**parts, **spent})
+    return max(found, key=lambda parts: sum(parts.values()), default={})
 
 
 def slowest(receipts: Sequence[Any], name: str) -> list[float]:

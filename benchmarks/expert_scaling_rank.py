@@ -26,22 +26,26 @@ from megacpp_validate.native.mlp import activation
 from megacpp_validate.native.router import TopKRouter
 from megacpp_validate.training.parallel.exchange import ExpertExchange
 from megacpp_validate.training.parallel.ranks import join_ranks
-from megacpp_validate.training.smoke.trainer import exposed_seconds
+from megacpp_validate.training.smoke.trainer import Interval, exposed_seconds
 
 WARM_UP: Final = 5
 JAGGED: Final = "jagged"
 
 
-PRODUCTS: Final = re.compile("gemm|nvjet|cutlass|xmma|grouped|wgmma", re.IGNORECASE)
+GEMM: Final = re.compile("gemm|nvjet|cutlass|xmma|grouped|wgmma", re.IGNORECASE)
 TRACED: Final = 3
 
 
-def trace_steps(step: Callable[[], Any]) -> dict[str, float]:
-    """Where a step goes on the device and on the host, in milliseconds, from the trace of `TRACED` steps.
+def trace_steps(step: Callable[[], Any]) -> dict[str, Any]:
+    """Where a step goes on this rank, in milliseconds, from the trace of `TRACED` steps: the parts sum to the step.
+
+    At each moment the first of these that holds is counted: a GEMM runs, another kernel runs (dispatch: routing,
+    sorting, gathering, the gate), a kernel of NCCL runs, nothing runs and the device waits for the host. The profiler
+    makes the host slower.
 
     Returns:
-        all_to_all, products, other: kernels of that kind. idle: no kernel ran. host_waits: the host waited for the
-        device. host: from the first launch to the last, waits included. The profiler makes the host slower.
+        gemm, dispatch, collectives, host: as above. all_to_all: the length of each kernel of NCCL, in order; what one
+        lasts longer than on the fastest rank it waited for the others.
     """
     from torch.profiler import ProfilerActivity, profile
 
@@ -49,25 +53,28 @@ def trace_steps(step: Callable[[], Any]) -> dict[str, float]:
     _wait("cuda")
     distributed.barrier()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        begin = time.perf_counter()
         for _ in range(TRACED):
             step()
-        host = time.perf_counter() - begin
         _wait("cuda")
-    kernels = [
-        event for event in seen.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation
-    ]  # fmt: skip
-    sums = dict.fromkeys(("all_to_all", "products", "other", "host_waits"), 0.0)
-    for event in kernels:
-        kind = "all_to_all" if "nccl" in event.name.lower() else "products" if PRODUCTS.search(event.name) else "other"
-        sums[kind] += event.time_range.end - event.time_range.start
-    waits = ("cudaStreamSynchronize", "cudaEventSynchronize")
-    sums["host_waits"] = sum(e.time_range.end - e.time_range.start for e in seen.events() if e.name in waits)
-    spans = [(event.time_range.start, event.time_range.end) for event in kernels]
-    whole = max(end for _, end in spans) - min(begin for begin, _ in spans)
-    sums["idle"] = whole - exposed_seconds(spans, []) * 1e6
-    return {**{name: value / TRACED / 1e3 for name, value in sums.items()}, "host": host / TRACED * 1e3}
+    spans: dict[str, list[Interval]] = {"gemm": [], "dispatch": [], "collectives": []}
+    for event in seen.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
+            kind = "collectives" if "nccl" in event.name.lower() else "gemm" if GEMM.search(event.name) else "dispatch"
+            spans[kind].append((event.time_range.start, event.time_range.end))
+    return split_trace(spans)
+
+
+def split_trace(spans: dict[str, list[Interval]]) -> dict[str, Any]:
+    """The parts of a step, of the kernels of each kind as intervals in microseconds; as `trace_steps` returns them."""
+    every = [span for of_kind in spans.values() for span in of_kind]
+    whole = (max(end for _, end in every) - min(begin for begin, _ in every)) / 1e6
+    parts, before = dict[str, Any](), list[Interval]()
+    for kind, of_kind in spans.items():
+        parts[kind] = exposed_seconds(of_kind, before)
+        before += of_kind
+    parts["host"] = whole - exposed_seconds(every, [])
+    lengths = [(end - begin) / 1e3 for begin, end in sorted(spans["collectives"])]
+    return {**{name: value * 1e3 / TRACED for name, value in parts.items()}, "all_to_all": lengths}
 
 
 def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any) -> Callable[[], Any]:

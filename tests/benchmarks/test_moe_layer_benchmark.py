@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import expert_scaling, moe_layer, moe_layer_paths
+from benchmarks import expert_scaling, expert_scaling_rank, moe_layer, moe_layer_paths
 from benchmarks.moe_layer_paths import SMALL, Case
 
 
@@ -66,3 +66,16 @@ def test_a_step_is_that_of_the_slowest_rank_and_efficiency_a_ratio_within_a_roun
     row = expert_scaling.gather(made, ["native"], 1.0)["rows"][1]
     assert row["step_ms"] == 5.0
     assert row["efficiency"] == pytest.approx(0.8)
+
+
+def test_the_parts_of_a_traced_step_sum_to_it_and_a_late_rank_makes_the_other_wait() -> None:
+    """Microseconds of three steps: two kernels overlap, and between them the device waits for the host."""
+    late = {"gemm": [(0.0, 3e3)], "dispatch": [(2e3, 4e3)], "collectives": [(6e3, 7e3)]}
+    early = {"gemm": [(-3e3, 3e3)], "dispatch": [(2e3, 4e3)], "collectives": [(4e3, 7e3)]}
+    traces = [expert_scaling_rank.split_trace(spans) for spans in (early, late)]
+    parts = {"host": 0.0, "dispatch": 1 / 3, "gemm": 2.0, "all_to_all": 1 / 3, "waiting": 2 / 3}
+    assert expert_scaling.join_traces(traces, 2) == pytest.approx(parts)
+    assert expert_scaling.join_traces(traces[1:], 1) == pytest.approx(
+        {**parts, "host": 2 / 3, "gemm": 1.0, "waiting": 0.0}
+    )
+    assert expert_scaling.join_traces([], 2) == {}
