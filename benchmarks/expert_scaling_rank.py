@@ -52,6 +52,7 @@ def trace_steps(step: Callable[[], Any]) -> dict[str, Any]:
     step()
     _wait("cuda")
     distributed.barrier()
+    _wait("cuda")  # the barrier is a kernel of NCCL, too
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(TRACED):
             step()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FAULTS: Final[dict[str, Callable[[Any, int], None]]] = {}
 NORM: Final = "norm.weight"  # the last one of the model
+LATE_S: Final = 60.0  # longer than a plan lets ranks be silent
 _STEP: Final = 2  # where a fault of a single step is planted, where none is named
 
 
@@ -401,3 +402,9 @@ def hang(_: Any) -> None:
     """The rank does nothing any more."""
     while True:
         time.sleep(1)
+
+
+@_fault("late", after=True)
+def come_late(_: Any) -> None:
+    """The rank goes on after a minute, and the others wait for it."""
+    time.sleep(LATE_S)
