@@ -66,6 +66,13 @@ def test_what_is_switched_off_is_recorded(on_te: None, variable: str, code: str)
 # --- entered once -----------------------------------------------------------------------------------------
 
 
+def test_a_second_entry_names_both_places_and_leaves_the_first_on(either: str) -> None:
+    with low() as scope:
+        with pytest.raises(ScopeEnteredTwice, match=r"(?s)(test_fp8_scope.py:\d+.*){2}"), low():
+            pytest.fail("entered twice")
+        assert current_scope() is scope
+
+
 @pytest.mark.parametrize("calibrating", [False, True])
 def test_a_scope_of_somebody_else_is_seen(on_te: None, calibrating: bool) -> None:
     recipe = fp8_scope.te_delayed_scaling()
