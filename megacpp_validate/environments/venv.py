@@ -29,6 +29,7 @@ CPU_VARIABLE: Final = "MEGACPP_CPU_STACK"
 _CHECKOUT: Final = Path(__file__).resolve().parents[2]
 _CPU_LOCK: Final = _CHECKOUT / "containers" / "locks" / "cpu.txt"
 _STAMP: Final = "installed"  # written last: a folder that has it is whole
+_TRITON: Final = "triton; sys_platform == 'linux'"  # for `prewarm --compile-only`; torch without CUDA brings none
 _LIMIT_S: Final = 3600.0  # torch is 200 MB
 
 
@@ -101,7 +102,7 @@ def _list_cpu_requirements() -> tuple[str, ...]:
     groups = project["dependency-groups"]
     shared = [line for line in project["project"]["dependencies"] if line.startswith(("packaging", "pydantic"))]
     compiler = () if any(map(shutil.which, ("cc", "gcc", "clang"))) else groups["compiler"]
-    return (*groups["torch-cpu"], *shared, *compiler)
+    return (*groups["torch-cpu"], _TRITON, *shared, *compiler)
 
 
 def _install_cpu_stack(folder: Path, wanted: Sequence[str]) -> None:

@@ -5,13 +5,19 @@ Torch and the bridge are imported by the task that needs them.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
+
+_TE: Final = "transformer_engine"
 
 
 class Lacking(Exception):
@@ -38,7 +44,11 @@ class JitOrder:
 
 
 def _import(name: str) -> Any:
-    """A module of another room, when a task needs it."""
+    """A module of another room, or of Transformer Engine's kernels, when a task needs it."""
+    if name.startswith(_TE):
+        if _TE not in sys.modules:
+            _skip_te_libraries(name)
+        return importlib.import_module(name)
     return importlib.import_module(f"..{name}", __package__)
 
 
@@ -240,10 +250,11 @@ def _train(bank: Any, counts: list[int], scope: AbstractContextManager[Any]) -> 
 #
 # The functions that launch the kernels run as they are, on tensors that have shapes and no memory: types, constants,
 # warps and the alignment of every argument are those of the real launch, and with them Triton's key. The device that
-# Triton asks knows its architecture and nothing else. Transformer Engine's permutation is not among the kernels: they
-# choose their configurations by timing them, which takes a device.
+# Triton asks knows its architecture and nothing else. A kernel that chooses its configuration by timing, as those of
+# Transformer Engine's permutation do, is compiled in every configuration.
 
 _WARP: Final = 32
+_COMPILERS_LINES: Final = re.compile(r"(?:error|fatal) {2,}: .*")  # of ptxas
 FAR_ALIGNED: Final = 512  # bytes; no block of torch's allocator is smaller (c10/cuda/CUDACachingAllocator.cpp)
 
 
@@ -257,7 +268,7 @@ class _Device:
         return self._target
 
     def get_current_device(self) -> int:
-        return 0
+        return int(self._target.arch)  # Triton keeps what it compiled by device: another architecture is another one
 
     def get_current_stream(self, device: int) -> int:
         return device
@@ -276,47 +287,65 @@ class Pointer:
         return self._address
 
 
+class DoesNotCompile(Exception):
+    """Kernels that do not compile for an architecture, each with the compiler's line."""
+
+
 @contextmanager
 def compiling_for(arch: str) -> Iterator[None]:
-    """While this is open, launching a Triton kernel compiles it for `arch`, and does no more.
+    """While this is open, launching a Triton kernel compiles it to a cubin for `arch`, and does no more.
 
     Args:
         arch: such as "sm_90a".
 
     Raises:
         Lacking: there is no Triton.
+        DoesNotCompile: at the end, with every kernel that does not compile.
     """
     capability = int(re.sub(r"\D", "", arch))
     try:
         import torch
         from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found, unused-ignore]
+        from triton.runtime.autotuner import Autotuner  # type: ignore[import-not-found, unused-ignore]
         from triton.runtime.driver import driver  # type: ignore[import-not-found, unused-ignore]
         from triton.runtime.jit import JITFunction  # type: ignore[import-not-found, unused-ignore]
     except ImportError as fault:
         raise Lacking(f"there is no Triton: {fault}") from fault
-    plain = JITFunction.run
+    plain, plain_tuned, failed = JITFunction.run, Autotuner.run, dict[str, str]()
 
     def run(self: Any, *args: Any, grid: Any, **options: Any) -> Any:
         options.pop("warmup", None)
         given = [Pointer(one) if isinstance(one, torch.Tensor) else one for one in args]
         named = {name: Pointer(one) if isinstance(one, torch.Tensor) else one for name, one in options.items()}
-        return plain(self, *given, grid=grid, warmup=True, **named)
+        try:
+            return plain(self, *given, grid=grid, warmup=True, **named)
+        except Exception as fault:  # the next kernel may compile
+            lines = _COMPILERS_LINES.findall(str(fault)) or [f"{type(fault).__name__}: {fault}".partition("\n")[0]]
+            failed[self.__name__] = lines[0]
+        return None
+
+    def run_tuned(self: Any, *args: Any, **options: Any) -> None:
+        for config in self.configs:
+            self.fn.run(*args, **options, **config.all_kwargs())
 
     before = driver._active  # None before the first launch: asking for it by name would look for a GPU
     driver.set_active(_Device(GPUTarget("cuda", capability, _WARP)))
-    JITFunction.run = run
+    JITFunction.run, Autotuner.run = run, run_tuned
     try:
         yield
     finally:
-        JITFunction.run = plain
+        JITFunction.run, Autotuner.run = plain, plain_tuned
         driver._active = before
+    if failed:
+        raise DoesNotCompile("; ".join(f"{name} for {arch}: {line}" for name, line in failed.items()))
 
 
 def compile_triton(order: JitOrder) -> None:
     """Settings: `kernels`, any of KERNELS; `sizes`, names of `training.sizes`.
 
     Raises:
-        Lacking: there is no Triton.
+        Lacking: there is no Triton, or no Transformer Engine whose kernels are asked for.
+        DoesNotCompile: a kernel does not compile for the architecture.
     """
     with compiling_for(order.arch):
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -325,9 +354,9 @@ def compile_triton(order: JitOrder) -> None:
             of = _import("training.sizes").read_size(size)
             for name in order.settings["kernels"].split():
                 module, launch, prepare = KERNELS[name]
-                bridge, prepared = _import(f"bridge.{module}"), prepare(of) if prepare else None
+                launcher, prepared = _import(module), prepare(of) if prepare else None
                 with FakeTensorMode(allow_non_fake_inputs=True):
-                    launch(bridge, of, prepared)
+                    launch(launcher, of, prepared)
 
 
 def _residual_norm(bridge: Any, size: Any, _: Any) -> None:
@@ -394,6 +423,49 @@ def _block_casts(bridge: Any, size: Any, plans: Any) -> None:
         bridge.cast_weight(weight, power_of_two=False)
 
 
+def _skip_te_libraries(name: str) -> None:
+    """Make the packages of Transformer Engine importable without their `__init__`, which loads libraries for a GPU.
+
+    Raises:
+        Lacking: Transformer Engine's Python files are not here.
+    """
+    found = importlib.util.find_spec(_TE)
+    if found is None or not found.submodule_search_locations:
+        raise Lacking(f"there is no {_TE}. Next step: `pip install --no-deps transformer_engine`, whose files suffice")
+    for package in (_TE, f"{_TE}.common", f"{_TE}.common.triton", f"{_TE}.pytorch", name.rpartition(".")[0]):
+        module = sys.modules[package] = ModuleType(package)
+        module.__path__ = [str(Path(*found.submodule_search_locations, *package.split(".")[1:]))]
+
+
+def _te_permute(te: Any, size: Any, _: Any) -> None:
+    """Transformer Engine's dispatch as the bridge calls it, forward and backward; names as its functions have them."""
+    import torch
+
+    tokens, experts, rows = size.batch * size.length, size.num_experts, size.batch * size.length * size.top_k
+    of_rows = _new(rows, dtype=torch.float32)
+    of_tokens = _new(tokens, experts, dtype=torch.float32)
+    given: dict[str, Any] = dict.fromkeys(("scale", "pad_offsets", "scale_hidden_dim", "probs", "merging_probs"))
+    given |= {"num_tokens": tokens, "num_experts": experts, "num_out_tokens": rows, "hidden_size": size.hidden}
+    given |= {"routing_map": _new(tokens, experts, dtype=torch.bool), "permuted_probs": None}
+    given |= {name: _new(experts, dtype=torch.int64) for name in ("split_sizes", "sorted_indices")}
+    given |= {"num_splits": experts, "fwd_output_grad": _new(tokens, size.hidden), "fwd_input": _new(rows, size.hidden)}
+
+    def launch(name: str, **more: Any) -> Any:
+        function, values = getattr(te, name), {**given, **more}
+        return function(**{one: values[one] for one in inspect.signature(function).parameters})
+
+    jagged, given["row_id_map"] = given["fwd_input"], launch("make_row_id_map")
+    for probs in (None, of_tokens):
+        launch("permute_with_mask_map", inp=given["fwd_output_grad"], probs=probs)
+        launch("unpermute_with_mask_map", inp=jagged, merging_probs=probs)
+    launch("unpermute_with_mask_map", inp=jagged, permuted_probs=of_rows)
+    launch("unpermute_with_mask_map_bwd_with_merging_probs", merging_probs=of_tokens)
+    given |= {"num_tokens": rows, "row_id_map": launch("make_chunk_sort_map", num_tokens=rows)}
+    for forward in (True, False):
+        for probs in (None, of_rows):
+            launch("sort_chunks_by_map", inp=jagged, probs=probs, is_forward=forward)
+
+
 def _new(*shape: int, dtype: Any = None) -> Any:
     """A tensor on a GPU that need not be there; bf16 without a dtype."""
     import torch
@@ -401,13 +473,14 @@ def _new(*shape: int, dtype: Any = None) -> Any:
     return torch.empty(shape, dtype=dtype or torch.bfloat16, device="cuda")
 
 
-# Module of the bridge, what launches its kernels, and what is made before tensors lose their memory.
+# Module that launches the kernels, the calls, and what is made before tensors lose their memory.
 _Launch = Callable[[Any, Any, Any], None]
 KERNELS: Final[dict[str, tuple[str, _Launch, Callable[[Any], Any] | None]]] = {
-    "residual_norm": ("fused", _residual_norm, None),
-    "rotation": ("fused", _rotation, None),
-    "moe_rows": ("jagged_experts", _moe_rows, None),
-    "block_casts": ("deep_gemm", _block_casts, _plan_tiles),
+    "residual_norm": ("bridge.fused", _residual_norm, None),
+    "rotation": ("bridge.fused", _rotation, None),
+    "moe_rows": ("bridge.jagged_experts", _moe_rows, None),
+    "block_casts": ("bridge.deep_gemm", _block_casts, _plan_tiles),
+    "te_permute": (f"{_TE}.pytorch.triton.permutation", _te_permute, None),
 }
 TASKS: Final[dict[str, Callable[[JitOrder], None]]] = {
     "stack": compile_nothing,

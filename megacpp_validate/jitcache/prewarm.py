@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Literal
 
 from filelock import FileLock, Timeout
 from pydantic import Field
@@ -30,6 +31,7 @@ from .stack import (
     Answer,
     JitOptions,
     JitResult,
+    JitRow,
     JitStack,
     JitVerdict,
     Selected,
@@ -42,18 +44,22 @@ from .stack import (
 )
 from .verify import JitVerifyResult
 
+COMPILE_ONLY: Final = "compile only"
+
 
 class PrewarmResult(JitResult):
     """The tasks of a prewarm, and the caches that it left.
 
     Attributes:
         caches: library -> bytes that lie there now.
+        versions: of the stack, where `mode` is "compile only".
         sealed: whether the folder is sealed now.
         verdict: on the sealed cache; None where it was not verified.
     """
 
     schema_id: Literal["megacpp-validate/prewarm/2"] = "megacpp-validate/prewarm/2"
     caches: dict[str, int] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
     sealed: bool = False
     verdict: JitVerifyResult | None = None
 
@@ -61,6 +67,28 @@ class PrewarmResult(JitResult):
     def exit(self) -> Exit:
         """That of the verdict where the cache was verified."""
         return super().exit if self.verdict is None else self.verdict.exit
+
+
+def run_compile_only(
+    catalog: Catalog, matrix: PrewarmRows, options: JitOptions, report: Callable[[str], None]
+) -> PrewarmResult:
+    """Compile what needs no GPU for a target, on any machine, and keep nothing: nothing ran on a device.
+
+    Args and errors as of `run_prewarm`.
+    """
+    started, target = time.monotonic(), find_target(catalog, options.target)
+    selected = select_tasks(matrix.task, target.id, options)
+    with (
+        TemporaryDirectory(prefix="megacpp-compile-") as root,
+        open_stack(catalog, target, options, Path(root)) as stack,
+    ):
+        folder = layout.arch_folder(Path(root), stack.architecture)
+        rows, _ = run_selected(stack, selected, folder, options, report)
+        return PrewarmResult(
+            target=target.id, architecture=stack.architecture, folder="", mode=COMPILE_ONLY,
+            interpreter=stack.interpreter, left_out=selected.left_out, seconds=round(time.monotonic() - started, 1),
+            rows=rows, versions=stack.read_seen().versions,
+        )  # fmt: skip
 
 
 def run_prewarm(
@@ -106,6 +134,18 @@ def run_prewarm(
         )  # fmt: skip
 
 
+def run_selected(
+    stack: JitStack, selected: Selected, folder: Path, options: JitOptions, report: Callable[[str], None]
+) -> tuple[tuple[JitRow, ...], dict[str, Answer]]:
+    """The rows of the tasks, which leave what they compile in ROOT/ARCH, and task -> answer. Raises as `run_tasks`."""
+
+    def run(task: PrewarmTask) -> Answer:
+        return require_purpose(task, stack.run(task, folder / layout.STATE / "logs", options.limit_s))
+
+    answers = run_tasks(selected.tasks, run, options.jobs, stack.processes, report)
+    return tuple(judge_answer(task, answers[task.id], JitVerdict.DONE) for task in selected.tasks), answers
+
+
 def fill(
     stack: JitStack, selected: Selected, manifest: Manifest, options: JitOptions, report: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -115,12 +155,7 @@ def fill(
         manifest: of what lies there before, from `take_over`.
     """
     folder = Path(manifest.folder)
-
-    def run(task: PrewarmTask) -> Answer:
-        return require_purpose(task, stack.run(task, folder / layout.STATE / "logs", options.limit_s))
-
-    answers = run_tasks(selected.tasks, run, options.jobs, stack.processes, report)
-    rows = tuple(judge_answer(task, answers[task.id], JitVerdict.DONE) for task in selected.tasks)
+    rows, answers = run_selected(stack, selected, folder, options, report)
     if any(row.verdict is JitVerdict.FAILED for row in rows):  # it may have left half a file: the next one sweeps
         return {"rows": rows, "caches": manifest.sizes}
     done = {one.id: one for one in manifest.tasks}

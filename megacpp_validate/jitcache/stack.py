@@ -56,6 +56,7 @@ class JitOptions(RunOptions):
         mode: of DeepGEMM's compiler.
         ranks: most devices that a cell may take.
         at_build: only what needs no GPU, as when an image is built.
+        compile_only: the same on any machine, in a folder that is removed: whether every kernel compiles.
     """
 
     tasks: tuple[str, ...] | None = None
@@ -63,6 +64,7 @@ class JitOptions(RunOptions):
     mode: str = ""
     ranks: int = 1
     at_build: bool = False
+    compile_only: bool = False
 
 
 class JitVerdict(StrEnum):
@@ -164,7 +166,7 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
         NothingSelected: there is none.
     """
     of_target = tuple(task for task in every if target in task.targets)
-    possible = [task for task in of_target if not (options.at_build and task.gpu)]
+    possible = [task for task in of_target if not (task.gpu and (options.at_build or options.compile_only))]
     chosen = choose_rows(f"task of {target}", possible, options.tasks or ())
     tasks = tuple(task for task in chosen if options.tasks or task.ranks <= options.ranks)
     if options.tasks == () or not tasks:
@@ -175,7 +177,7 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
     left_out = list[str]()
     for task in (task for task in of_target if task not in tasks):
         why = f"it takes {task.ranks} devices. Next step: `--ranks {task.ranks}` on a host that has them"
-        left_out.append(f"{task.id}: {why if task in chosen else 'excluded by --tasks or --at-build'}")
+        left_out.append(f"{task.id}: {why if task in chosen else 'excluded by --tasks, --at-build or --compile-only'}")
     return Selected(tasks, of_target, tuple(left_out))
 
 
@@ -380,7 +382,7 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
         NoEnvironment: there is no interpreter that has torch.
     """
     architecture, mode, processes = layout.cache_arch(target.arch), options.mode or layout.NVCC, Processes()
-    python = options.python if target.arch else find_cpu_python(options.python)
+    python = options.python if target.arch and not options.compile_only else find_cpu_python(options.python)
     variables = {
         **os.environ,
         # One thread, as ranks have: how many there are is part of a key of TorchInductor, and would make a cache

@@ -37,7 +37,7 @@ K_NATIVE: Final = 2.0
 K_NATIVE_LARGEST: Final = 4.0  # the largest error is an extreme value: it scatters more than the norm does
 
 SIGNIFICANT_BITS: Final = {
-    "fp64": 53, "fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8, "e4m3": 4, "e5m2": 3,
+    "fp64": 53, "fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8, "e4m3": 4, "e5m2": 3, "e2m1": 2,
 }  # fmt: skip
 
 

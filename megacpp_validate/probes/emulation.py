@@ -1,4 +1,4 @@
-"""The same low precision in plain torch: linear layers whose operands are rounded as each FP8 recipe rounds them.
+"""The same low precision in plain torch: linear layers whose operands are rounded as each recipe rounds them.
 
 This is the "native PyTorch in the same low precision" that FP8 outputs are held to, and the source of the roundings
 from which their bounds are derived. Products are summed in fp64, so what is left is the recipe's own error.
@@ -10,13 +10,25 @@ As Transformer Engine 2.12 to 2.20 do it (`pytorch/quantization.py`, `common/rec
 | delayed | E4M3, a tensor   | E4M3, a tensor| E5M2, a tensor   | largest / max of the amax history of past steps |
 | current | E4M3, a tensor   | E4M3, a tensor| E5M2, a tensor   | largest / amax of the tensor at hand            |
 | block   | E4M3, 1 x 128    | E4M3, 128x128 | E4M3, 1 x 128    | as current, a block, rounded down to 2^n        |
-| mxfp8   | E4M3, 1 x 32     | E4M3, 1 x 32  | E4M3, 1 x 32     | the same (E8M0, OCP MX 1.0)                     |
+| mxfp8   | E4M3, 1 x 32     | E4M3, 1 x 32  | E4M3, 1 x 32     | the same (E8M0)                                 |
+| nvfp4   | E2M1, 1 x 16     | E2M1, 16 x 16 | E2M1, 1 x 16     | a block's in E4M3, times one of the tensor      |
 
 Blocks run along the sum of the product at hand, so block recipes quantise an operand anew for each product that sums
 over another axis. Delayed scaling starts with scale 1 and an empty history, and the history takes effect with the
 next step: a probe that compares under it must first run one whole step (forward and backward, in a scope of its own)
 on the very tensors that it compares. Then the delayed scale is the current one, which is what is taken here where no
 `scales` are given.
+
+MXFP8 (OCP Microscaling Formats (MX) Specification 1.0, section 5.2): the specification's own conversion (6.3) takes
+2^(floor(log2 amax) - 8) for a block, so that what is above 448 of it saturates. Transformer Engine rounds the E8M0
+scale up instead, and nothing saturates (Mishra et al. 2025, "Recipes for Pre-training LLMs with MXFP8",
+arXiv:2506.08027, section 3); that is what is emulated.
+
+NVFP4 (NVIDIA 2025, "Pretraining Large Language Models with NVFP4", arXiv:2509.25149, appendices B and C;
+`custom_recipes/reference_nvfp4.py`): the fp32 scale of the tensor brings its amax to 448 x 6, the scale of a block is
+its amax / 6 times that, rounded to the nearest E4M3, and values beyond 6 saturate. Gradients are rounded
+stochastically. Both operands of the weight gradient are turned by a Hadamard matrix of 16 with fixed signs first,
+which leaves their product as it is.
 
 The state of delayed scaling, call by call, in fp64. Transformer Engine has two ways to bring the state up to date,
 which differ where nothing but zeros was seen:
@@ -55,29 +67,36 @@ from torch.overrides import TorchFunctionMode
 from .bounds import Roundings
 from .references import EXPANDED, Shares
 
-Recipe = Literal["delayed", "current", "block", "mxfp8"]
+Recipe = Literal["delayed", "current", "block", "mxfp8", "nvfp4"]
 Product = Literal["forward", "dgrad", "wgrad"]
-FormatName = Literal["e4m3", "e5m2"]
+FormatName = Literal["e4m3", "e5m2", "e2m1"]
 Side = Literal["rows", "weight"]
 
-EMULATED: Final[tuple[Recipe, ...]] = get_args(Recipe)
+# With bounds for whole layers: that of several products in 4 bits would let zeros pass.
+EMULATED: Final[tuple[Recipe, ...]] = get_args(Recipe)[:-1]
 
 DTYPES: Final[dict[FormatName, Any]] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-LARGEST: Final[dict[FormatName, float]] = {"e4m3": 448.0, "e5m2": 57344.0}
+LARGEST: Final[dict[FormatName, float]] = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
 
 # Formats of the two operands of a product: activations and weight; gradient and weight; gradient and activations.
 HYBRID: Final[tuple[FormatName, FormatName]] = ("e5m2", "e4m3")
 NARROW: Final[tuple[FormatName, FormatName]] = ("e4m3", "e4m3")
+FOUR_BITS: Final[tuple[FormatName, FormatName]] = ("e2m1", "e2m1")
 BACKWARD: Final[dict[Recipe, tuple[FormatName, FormatName]]] = {
-    "delayed": HYBRID, "current": HYBRID, "block": NARROW, "mxfp8": NARROW
+    "delayed": HYBRID, "current": HYBRID, "block": NARROW, "mxfp8": NARROW, "nvfp4": FOUR_BITS
 }  # fmt: skip
-FORMATS: Final = {"forward": dict.fromkeys(EMULATED, NARROW), "dgrad": BACKWARD, "wgrad": BACKWARD}
+FORWARD: Final = {**dict.fromkeys(EMULATED, NARROW), "nvfp4": FOUR_BITS}
+FORMATS: Final = {"forward": FORWARD, "dgrad": BACKWARD, "wgrad": BACKWARD}
 
 # Hopper's FP8 matrix instruction sums 32 products and its accumulator, aligned to the largest and cut to about 14
 # bits (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3.2): 33 cuts of at most 2^-13, together as much as
 # four roundings to 11 bits. With the split accumulator the partial sums go to fp32 after 128 products at the latest.
 PRODUCTS_OF_AN_INSTRUCTION: Final = 32
 ROUNDINGS_OF_AN_INSTRUCTION: Final = ("tf32", 4)
+BLACKWELLS: Final[tuple[Recipe, ...]] = ("mxfp8", "nvfp4")  # whose tensor cores accumulate in fp32
+# A rounding in 4 bits is off by a ninth of the value. The error of one product of many values is within a tenth of its
+# expectation, and 1.3 times that is allowed instead of twice: the double would not tell x0.5 from it.
+ONE_PRODUCT: Final = 0.65
 
 
 class Block(NamedTuple):
@@ -90,6 +109,7 @@ class Block(NamedTuple):
 BLOCKS: Final[dict[Recipe, dict[Side, Block]]] = {
     "block": {"rows": Block(1, 128), "weight": Block(128, 128)},
     "mxfp8": {"rows": Block(1, 32), "weight": Block(1, 32)},
+    "nvfp4": {"rows": Block(1, 16), "weight": Block(16, 16)},
 }
 
 
@@ -124,11 +144,29 @@ def scale_of(amax: Any, name: FormatName, *, power_of_two: bool = False) -> Any:
     return torch.where(amax == 0, torch.ones_like(scale), scale)
 
 
+def scale_twice(amax: Any) -> Any:
+    """NVFP4: the scales of blocks with these amax, [M, K / 16] fp32, from that of their tensor; without an E4M3 one 0.
+
+    In the order of `NVFP4QuantizerRef`, whose quotients are rounded to fp32.
+    """
+    limit = torch.finfo(torch.float32).max
+    whole = (torch.full_like(amax, LARGEST["e4m3"] * LARGEST["e2m1"]) / amax.max()).clamp_max(limit)
+    stored = (amax * (whole * torch.reciprocal(torch.full_like(amax, LARGEST["e2m1"])))).clamp_max(LARGEST["e4m3"])
+    return (1.0 / (stored.to(DTYPES["e4m3"]).float() * (1.0 / whole))).clamp_max(limit)
+
+
+def round_to_fp4(values: Any, *, stochastic: bool = False) -> Any:
+    """E2M1 of fp64 values from -6 to 6: the nearest, ties to even, or one of its two neighbours by its distance."""
+    step = torch.ldexp(torch.full_like(values, 0.5), (torch.frexp(values).exponent - 1).clamp_min(0))
+    steps = values / step
+    return step * (torch.floor(steps + torch.rand_like(steps)) if stochastic else torch.round(steps))
+
+
 def round_to_fp8(
     values: Any, name: FormatName, *, block: Block | None = None, scale: float | None = None,
-    scale_blocks: Callable[[Any], Any] | None = None,
+    scale_blocks: Callable[[Any], Any] | None = None, stochastic: bool = False,
 ) -> Any:  # fmt: skip
-    """What is left of `values` [M, K] after a cast to FP8 and back, in fp64.
+    """What is left of `values` [M, K] after a cast to FP8 or FP4 and back, in fp64.
 
     Args:
         values: any floating dtype; blocks run along K.
@@ -136,6 +174,7 @@ def round_to_fp8(
         block: one scale for each of these blocks; one scale for the whole tensor without it.
         scale: this scale instead of the one that the tensor at hand calls for; values beyond the range saturate.
         scale_blocks: amax of blocks -> their scales; powers of two without it.
+        stochastic: FP4 alone: to one of both neighbours.
     """
     if values.numel() == 0:
         return values.double()
@@ -151,7 +190,22 @@ def round_to_fp8(
         scales = scale_blocks(amax) if scale_blocks else scale_of(amax, name, power_of_two=True)
         scales = scales.repeat_interleave(block.rows, 0)[:rows].repeat_interleave(block.along, 1)[:, :width]
     scaled = (plain * scales).clamp(-LARGEST[name], LARGEST[name])  # the vendor's cast saturates, torch's gives NaN
+    if name == "e2m1":
+        return round_to_fp4(scaled.double(), stochastic=stochastic) / scales.double()
     return scaled.to(DTYPES[name]).double() / scales.double()
+
+
+# The first row of the Hadamard matrix with TE's signs (`get_wgrad_sign_vector`).
+SIGNS: Final = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+
+
+def turn(values: Any) -> Any:
+    """NVFP4's random Hadamard transform of each 16 values along the sum; [M, K] fp32, K a multiple of 16."""
+    pair = matrix = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    for _ in range(3):
+        matrix = torch.kron(pair, matrix)
+    signed = torch.tensor(SIGNS)[:, None] * matrix / 4
+    return (values.float().unflatten(1, (-1, len(SIGNS))) @ signed.to(values.device)).flatten(1)
 
 
 class _EmulatedLinear(torch.autograd.Function):
@@ -175,18 +229,23 @@ class _EmulatedLinear(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         recipe, scales = ctx.recipe, ctx.scales
         g_format, w_format = FORMATS["dgrad"][recipe]
-        g = cast(gradient, g_format, recipe, scale=scales.gradient)
+        g = cast(gradient, g_format, recipe, scale=scales.gradient, stochastic=True)
         w = cast(weight.T, w_format, recipe, "weight", scale=scales.weight)
-        g_down = cast(gradient.T, g_format, recipe, scale=scales.gradient)
-        x_down = cast(rows.T, FORMATS["wgrad"][recipe][1], recipe, scale=scales.rows)
+        across, down = (turn(one.T) if recipe == "nvfp4" else one.T for one in (gradient, rows))
+        g_down = cast(across, g_format, recipe, scale=scales.gradient, stochastic=True)
+        x_down = cast(down, FORMATS["wgrad"][recipe][1], recipe, scale=scales.rows)
         bias = None if ctx.bias_dtype is None else gradient.double().sum(0).to(ctx.bias_dtype)
         return (g @ w.T).to(rows.dtype), (g_down @ x_down.T).to(weight.dtype), bias, None, None
 
 
-def cast(values: Any, name: FormatName, recipe: Recipe, kind: Side = "rows", *, scale: float | None = None) -> Any:
-    """`round_to_fp8` in the blocks of a recipe; `scale` is that of delayed scaling."""
-    block = BLOCKS[recipe][kind] if recipe in BLOCKS else None
-    return round_to_fp8(values, name, block=block, scale=scale if recipe == "delayed" else None)
+def cast(
+    values: Any, name: FormatName, recipe: Recipe, kind: Side = "rows", *, scale: float | None = None,
+    stochastic: bool = False,
+) -> Any:  # fmt: skip
+    """`round_to_fp8` in the blocks of a recipe; `scale` is that of delayed scaling, `stochastic` of NVFP4 alone."""
+    block, scale_blocks = BLOCKS.get(recipe, {}).get(kind), scale_twice if recipe == "nvfp4" else None
+    scale = scale if recipe == "delayed" else None
+    return round_to_fp8(values, name, block=block, scale=scale, scale_blocks=scale_blocks, stochastic=stochastic)
 
 
 def emulated_linear(
@@ -236,6 +295,12 @@ def operand_roundings(
     """
     first, second = FORMATS[which][recipe]
     operands: tuple[tuple[str, int], ...] = ((first, 2),) if first == second else ((first, 1), (second, 1))
+    if recipe in BLACKWELLS:
+        if recipe == "nvfp4" and which != "forward":
+            operands = ((first, 3),)  # a stochastic rounding has twice the variance of one to the nearest
+        why = f"both operands of {which} rounded by {recipe} ({first}; 4-bit gradients stochastically); sums in fp32"
+        one = ONE_PRODUCT if recipe == "nvfp4" else 1.0
+        return Roundings((*operands, (out, 1)), k, amplification=one, why=why, independent=independent)
     split = not (which == "forward" and recipe in ("delayed", "current"))
     summed = min(k, 128) if split else k
     cut, cuts = ROUNDINGS_OF_AN_INSTRUCTION
@@ -367,7 +432,7 @@ class Count:
             steps.append((precision.operand, operands + gradients))
         elif precision.operand:
             steps += [(precision.operand, operands), (precision.gradient, gradients)]
-        if precision.recipe is not None:  # the cuts of the FP8 accumulator, once a product
+        if precision.recipe is not None and precision.recipe not in BLACKWELLS:  # cuts of Hopper's, once a product
             cut, cuts = operand_roundings(precision.recipe, "forward", length).steps[-2]
             steps.append((cut, cuts * (operands + gradients)))
         independent = precision.smallest if precision.operand else None

@@ -36,7 +36,7 @@ REASONS: Final = ("compute capability", "architectures")
 
 def probe(bench: Bench) -> None:
     """Look at the recipe that the cell is set to."""
-    recipe = bench.setting("recipe", "delayed")
+    recipe: Any = bench.setting("recipe", "delayed")
     bench.require_te("recipes")
     if recipe not in bench.order.target.recipes:
         _check_lacking(bench, recipe)
@@ -65,7 +65,7 @@ def _check_lacking(bench: Bench, recipe: str) -> None:
 # --- a target that has it -----------------------------------------------------------------------------------------
 
 
-def _check_recipe(bench: Bench, name: str, enter: Enter) -> None:
+def _check_recipe(bench: Bench, name: Any, enter: Enter) -> None:
     check_recipe(bench, name, enter)
     for one in new_layers(bench, *WIDE):
         if one.name == "linear" or (name in EMULATED and one.name in ("mlp", "experts")):

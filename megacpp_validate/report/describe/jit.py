@@ -38,7 +38,7 @@ def describe_prewarm(result: PrewarmResult) -> Document:
     """A row a task, the reason of each failure, and what the caches hold now."""
     verdict = result.verdict
     cases = list_cases(result.rows, "prewarm", "task", "verdict", "reason")
-    facts = list_fields(result, "folder left_out caches manifest sealed interpreter seconds")
+    facts = list_fields(result, "folder left_out caches versions manifest sealed interpreter seconds")
     blocks: tuple[Block, ...] = (
         tabulate(result.rows, "task verdict seconds compiled hits"),
         *(case for case in cases if case.message),
