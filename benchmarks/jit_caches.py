@@ -136,7 +136,7 @@ def run_tasks(code: str, ranks: int, root: Path) -> dict[str, Any]:
     arch, settings = TASKS[code]
     order = json.dumps({"task": code, "code": code, "arch": arch, "settings": settings, "root": str(root)})
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
-    given = {**os.environ, "PYTHONPATH": path, **cache_variables(root.absolute(), arch, nvrtc=False)}
+    given = {**os.environ, "PYTHONPATH": path, **cache_variables(root.absolute(), arch)}
 
     def run(_: int) -> dict[str, Any]:
         ended = subprocess.run(
@@ -276,7 +276,7 @@ def measure_parity(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def environment_for(root: Path, target: str, more: Mapping[str, str]) -> dict[str, str]:
     """Every cache below a root of its own."""
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
-    return {**os.environ, "PYTHONPATH": path, **cache_variables(root.absolute(), ARCHES[target], nvrtc=False), **more}
+    return {**os.environ, "PYTHONPATH": path, **cache_variables(root.absolute(), ARCHES[target]), **more}
 
 
 def _cores(ranks: int) -> dict[str, str]:

@@ -18,7 +18,6 @@ def prewarm(
     tasks: Tasks = (),
     jobs: Jobs = 0,
     ranks: Ranks = 1,
-    mode: Annotated[Literal["nvcc", "nvrtc"], "What compiles DeepGEMM's kernels; part of their keys."] = "nvcc",
     compile_only: Annotated[bool, "Only whether what needs no GPU compiles, on any machine; keep nothing."] = False,
 ) -> Result:
     """Compile what the presets and the probes need into the JIT caches of one architecture, seal and verify them.
@@ -29,12 +28,12 @@ def prewarm(
     6: a full disk.
     """
     from ..catalog.prewarm import read_prewarm
-    from ..jitcache.prewarm import run_compile_only, run_prewarm
+    from ..jitcache.prewarm import run_prewarm
     from ..jitcache.stack import JitOptions
     from ..jitcache.verify import run_verify
 
     options, rows = fill(JitOptions, locals(), tasks=tasks or None), read_prewarm(context.catalog, context.matrix)
-    result = (run_compile_only if compile_only else run_prewarm)(context.catalog, rows, options, say)
+    result = run_prewarm(context.catalog, rows, options, say)
     if not result.sealed:
         return result
     verdict = run_verify(context.catalog, rows, options, None, context.receipts, say)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from ..errors import Exit, NoEnvironment, ToolError, WrongArguments, writing_to
-from ..jitcache.layout import ARCH_VARIABLE, MODE_VARIABLE, NVRTC, ROOT_VARIABLE, arch_folder, cache_variables
+from ..jitcache.layout import ARCH_VARIABLE, ROOT_VARIABLE, arch_folder, cache_variables
 
 MOUNT: Final = Path("/receipts")
 
@@ -132,7 +132,7 @@ def use_caches() -> None:
             "read-only and nothing is mounted at /tmp, or /tmp is full. Next step: `chmod -R a+rX` of the caches; "
             "`docker run --read-only --tmpfs /tmp ...`."
         ) from fault
-    os.environ.update(cache_variables(new, arch, nvrtc=os.environ.get(MODE_VARIABLE) == NVRTC))
+    os.environ.update(cache_variables(new, arch))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -215,7 +215,7 @@ def open_working(sealed: Path, work: Path) -> JitCacheResult:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    variables = layout.cache_variables(work, folder.name, nvrtc=manifest.mode == layout.NVRTC)
+    variables = layout.cache_variables(work, folder.name)
     return _describe("open", folder, manifest, digest, variables=variables)
 
 

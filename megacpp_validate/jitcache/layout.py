@@ -37,8 +37,7 @@ from ..errors import EvidenceMissing, Exit, ToolError, WrongArguments, writing_t
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen
 
-NVCC: Final = "nvcc"
-NVRTC: Final = "nvrtc"
+NVCC: Final = "nvcc"  # compiles DeepGEMM's kernels; NVRTC fails on the headers of CUDA 13 (bridge/deep_gemm.py)
 
 ROOT_VARIABLE: Final = "MEGACPP_JIT_ROOT"
 ARCH_VARIABLE: Final = "MEGACPP_JIT_ARCH"
@@ -109,13 +108,12 @@ def arch_folder(root: Path, arch: str) -> Path:
     return root / arch
 
 
-def cache_variables(root: Path | str, arch: str, *, nvrtc: bool) -> dict[str, str]:
+def cache_variables(root: Path | str, arch: str) -> dict[str, str]:
     """Environment variables that put every cache below `ROOT/ARCH`; they must stand before the libraries are imported.
 
     Args:
         root: absolute, because processes start in folders of their own.
         arch: such as "sm_90a"; "cpu" without a GPU.
-        nvrtc: DeepGEMM compiles with NVRTC (fast to compile) and not with NVCC. It is part of DeepGEMM's own keys.
 
     Raises:
         WrongArguments: `arch` is not an architecture.
@@ -126,12 +124,12 @@ def cache_variables(root: Path | str, arch: str, *, nvrtc: bool) -> dict[str, st
         "TRITON_CACHE_AUTOTUNING": "1",  # else every process measures its configurations again, from the same kernels
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
         "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",  # off by default
-        "DG_JIT_USE_NVRTC": "1" if nvrtc else "0",
+        "DG_JIT_USE_NVRTC": "0",  # part of DeepGEMM's keys
         "CUDA_CACHE_DISABLE": "0",  # else it keeps nothing, and nobody sees what it compiles
         "CUDA_CACHE_MAXSIZE": str(_CUDA_CACHE_BYTES),
         ROOT_VARIABLE: str(root),
         ARCH_VARIABLE: arch,
-        MODE_VARIABLE: NVRTC if nvrtc else NVCC,
+        MODE_VARIABLE: NVCC,
     }
 
 
@@ -292,7 +290,7 @@ class StackDifference(Frozen):
 
 
 class CompilerOf(Frozen):
-    """What compiles DeepGEMM's kernels, whose key holds it: mode "nvcc" or "nvrtc", its path and version."""
+    """What compiles DeepGEMM's kernels, whose key holds it: its path and version."""
 
     mode: str = ""
     path: str = ""
@@ -353,7 +351,7 @@ class Manifest(Frozen):
         architecture: "sm_90a"; "cpu".
         target: row of `matrix/targets.toml` whose tasks filled it.
         folder: ROOT/ARCH, absolute, as it was when the caches were filled.
-        mode: "nvcc" or "nvrtc": what DeepGEMM compiled with.
+        mode: what DeepGEMM compiled with.
         tasks: that are finished.
         missing: tasks of the target that are not, such as those that need a GPU.
         files: every file that counts, sorted.
@@ -364,7 +362,7 @@ class Manifest(Frozen):
     architecture: str
     target: str
     folder: str
-    mode: str = Field(pattern=r"^(nvcc|nvrtc)$")
+    mode: Literal["nvcc"] = NVCC
     stack: StackSeen
     tasks: tuple[TaskDone, ...]
     missing: tuple[str, ...] = ()
@@ -446,18 +444,18 @@ _OF_CPU: Final = ("c++", "c++ headers", "isa")
 
 
 def compare_stack(
-    manifest: Manifest, stack: StackSeen, architecture: str, mode: str, keys: Mapping[str, Collection[str]]
+    manifest: Manifest, stack: StackSeen, architecture: str, keys: Mapping[str, Collection[str]]
 ) -> tuple[StackDifference, ...]:
     """In what a cache and a stack differ, as far as a key of a library that has files there would miss.
 
     Args:
         manifest: of the cache.
         stack: of here, as a process in it reports it.
-        architecture, mode: that are requested here.
+        architecture: that is requested here.
         keys: what may differ -> the libraries whose keys hold it, of matrix/prewarm.toml.
     """
-    recorded = _list_fields(manifest.stack, manifest.architecture, manifest.mode)
-    observed = _list_fields(stack, architecture, mode)
+    recorded = _list_fields(manifest.stack, manifest.architecture)
+    observed = _list_fields(stack, architecture)
     there, found = set(manifest.sizes), list[StackDifference]()
     for what, libraries in keys.items():
         before, now = recorded.get(what, "not installed"), observed.get(what, "not installed")
@@ -470,14 +468,13 @@ def compare_stack(
     return tuple(found)
 
 
-def _list_fields(stack: StackSeen, architecture: str, mode: str) -> dict[str, str]:
+def _list_fields(stack: StackSeen, architecture: str) -> dict[str, str]:
     """Every field of a stack by its name in matrix/prewarm.toml; the patch release of Python is in no key."""
     return {
         **stack.versions,
         "python": ".".join(stack.versions.get("python", "").split(".")[:2]),
         "architecture": architecture,
         "machine": stack.machine,
-        "compiler mode": mode,
         "compiler": stack.compiler.version or "none",
         "include path": ":".join(stack.include_paths),
     }

@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 from pydantic import Field
@@ -31,7 +32,6 @@ from .stack import (
     Answer,
     JitOptions,
     JitResult,
-    JitRow,
     JitStack,
     JitVerdict,
     Selected,
@@ -44,15 +44,13 @@ from .stack import (
 )
 from .verify import JitVerifyResult
 
-COMPILE_ONLY: Final = "compile only"
-
 
 class PrewarmResult(JitResult):
     """The tasks of a prewarm, and the caches that it left.
 
     Attributes:
         caches: library -> bytes that lie there now.
-        versions: of the stack, where `mode` is "compile only".
+        versions: of the stack that compiled.
         sealed: whether the folder is sealed now.
         verdict: on the sealed cache; None where it was not verified.
     """
@@ -69,32 +67,12 @@ class PrewarmResult(JitResult):
         return super().exit if self.verdict is None else self.verdict.exit
 
 
-def run_compile_only(
-    catalog: Catalog, matrix: PrewarmRows, options: JitOptions, report: Callable[[str], None]
-) -> PrewarmResult:
-    """Compile what needs no GPU for a target, on any machine, and keep nothing: nothing ran on a device.
-
-    Args and errors as of `run_prewarm`.
-    """
-    started, target = time.monotonic(), find_target(catalog, options.target)
-    selected = select_tasks(matrix.task, target.id, options)
-    with (
-        TemporaryDirectory(prefix="megacpp-compile-") as root,
-        open_stack(catalog, target, options, Path(root)) as stack,
-    ):
-        folder = layout.arch_folder(Path(root), stack.architecture)
-        rows, _ = run_selected(stack, selected, folder, options, report)
-        return PrewarmResult(
-            target=target.id, architecture=stack.architecture, folder="", mode=COMPILE_ONLY,
-            interpreter=stack.interpreter, left_out=selected.left_out, seconds=round(time.monotonic() - started, 1),
-            rows=rows, versions=stack.read_seen().versions,
-        )  # fmt: skip
-
-
 def run_prewarm(
     catalog: Catalog, matrix: PrewarmRows, options: JitOptions, report: Callable[[str], None]
 ) -> PrewarmResult:
     """Fill the caches of a target, and seal them; a sealed cache stays as it is, for `run_verify` to judge.
+
+    With `compile_only` the caches are temporary: what is left is which kernels compile.
 
     Args:
         matrix: tasks, and what may differ between a cache and a stack.
@@ -104,6 +82,10 @@ def run_prewarm(
         ToolError: by the class of what is wrong.
         OSError: a disk is full.
     """
+    if options.compile_only and options.root is None:
+        with TemporaryDirectory(prefix="megacpp-compile-") as aside:
+            result = run_prewarm(catalog, matrix, replace(options, root=Path(aside)), report)
+        return result.model_copy(update={"mode": "compile only", "folder": "", "manifest": "", "sealed": False})
     started, target = time.monotonic(), find_target(catalog, options.target)
     selected = select_tasks(matrix.task, target.id, options)
     root = find_root(options.root)
@@ -115,35 +97,22 @@ def run_prewarm(
         if is_sealed(folder):
             manifest, digest = layout.read_manifest(folder)
             fields = {"caches": manifest.sizes, "manifest": digest, "sealed": True}
-        elif reason := stack.why_not(at_build=options.at_build):
+        elif reason := stack.why_not(options):
             fields = {
                 "rows": tuple(judge_answer(task, Answer(missing=reason), JitVerdict.DONE) for task in selected.tasks)
             }
         else:
             blank = Manifest(
-                architecture=folder.name, target=target.id, folder=str(folder), mode=stack.mode,
-                stack=stack.read_seen(), tasks=(), files=(), made=datetime.now(UTC).isoformat(timespec="seconds"),
-                tool=TOOL, commit=read_commit(),
+                architecture=folder.name, target=target.id, folder=str(folder), stack=stack.read_seen(), tasks=(),
+                files=(), made=datetime.now(UTC).isoformat(timespec="seconds"), tool=TOOL, commit=read_commit(),
             )  # fmt: skip
             with hold(folder):
                 fields = fill(stack, selected, take_over(folder, blank, matrix.keys), options, report)
+            fields["versions"] = blank.stack.versions
         return PrewarmResult(
-            target=target.id, architecture=folder.name, folder=str(folder), mode=stack.mode,
-            interpreter=stack.interpreter, left_out=selected.left_out, seconds=round(time.monotonic() - started, 1),
-            **fields,
+            target=target.id, architecture=folder.name, folder=str(folder), interpreter=stack.interpreter,
+            left_out=selected.left_out, seconds=round(time.monotonic() - started, 1), **fields,
         )  # fmt: skip
-
-
-def run_selected(
-    stack: JitStack, selected: Selected, folder: Path, options: JitOptions, report: Callable[[str], None]
-) -> tuple[tuple[JitRow, ...], dict[str, Answer]]:
-    """The rows of the tasks, which leave what they compile in ROOT/ARCH, and task -> answer. Raises as `run_tasks`."""
-
-    def run(task: PrewarmTask) -> Answer:
-        return require_purpose(task, stack.run(task, folder / layout.STATE / "logs", options.limit_s))
-
-    answers = run_tasks(selected.tasks, run, options.jobs, stack.processes, report)
-    return tuple(judge_answer(task, answers[task.id], JitVerdict.DONE) for task in selected.tasks), answers
 
 
 def fill(
@@ -155,7 +124,12 @@ def fill(
         manifest: of what lies there before, from `take_over`.
     """
     folder = Path(manifest.folder)
-    rows, answers = run_selected(stack, selected, folder, options, report)
+
+    def run(task: PrewarmTask) -> Answer:
+        return require_purpose(task, stack.run(task, folder / layout.STATE / "logs", options.limit_s))
+
+    answers = run_tasks(selected.tasks, run, options.jobs, stack.processes, report)
+    rows = tuple(judge_answer(task, answers[task.id], JitVerdict.DONE) for task in selected.tasks)
     if any(row.verdict is JitVerdict.FAILED for row in rows):  # it may have left half a file: the next one sweeps
         return {"rows": rows, "caches": manifest.sizes}
     done = {one.id: one for one in manifest.tasks}
@@ -192,7 +166,7 @@ def take_over(folder: Path, blank: Manifest, keys: Mapping[str, Collection[str]]
     manifest = blank
     if (folder / layout.MANIFEST).exists():
         earlier = layout.read_manifest(folder)[0]
-        if differences := layout.compare_stack(earlier, blank.stack, blank.architecture, blank.mode, keys):
+        if differences := layout.compare_stack(earlier, blank.stack, blank.architecture, keys):
             shown = ", ".join(f"{one.what} {one.recorded} (here {one.observed})" for one in differences)
             raise WrongArguments(
                 f"{folder} holds caches of another stack: {shown}. Likely cause: the stack was changed, a folder was "

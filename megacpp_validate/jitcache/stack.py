@@ -53,7 +53,6 @@ class JitOptions(RunOptions):
     Attributes:
         tasks: ids; None for all.
         root: of the caches; that of MEGACPP_JIT_ROOT where it is None.
-        mode: of DeepGEMM's compiler.
         ranks: most devices that a cell may take.
         at_build: only what needs no GPU, as when an image is built.
         compile_only: the same on any machine, in a folder that is removed: whether every kernel compiles.
@@ -61,7 +60,6 @@ class JitOptions(RunOptions):
 
     tasks: tuple[str, ...] | None = None
     root: Path | None = None
-    mode: str = ""
     ranks: int = 1
     at_build: bool = False
     compile_only: bool = False
@@ -107,7 +105,7 @@ class JitResult(Result):
     Attributes:
         architecture: of the folder: "sm_90a"; "cpu".
         folder: ROOT/ARCH.
-        mode: of DeepGEMM's compiler: "nvcc", "nvrtc".
+        mode: of DeepGEMM's compiler; "compile only" where nothing is kept.
         interpreter: of the stack, in words.
         manifest: its hash, "sha256:..."; empty where the cache is not sealed.
         rows: in the order of the matrix, tasks before cells.
@@ -117,7 +115,7 @@ class JitResult(Result):
     target: str
     architecture: str
     folder: str
-    mode: str
+    mode: str = layout.NVCC
     interpreter: str
     manifest: str = ""
     rows: tuple[JitRow, ...] = ()
@@ -177,7 +175,7 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
     left_out = list[str]()
     for task in (task for task in of_target if task not in tasks):
         why = f"it takes {task.ranks} devices. Next step: `--ranks {task.ranks}` on a host that has them"
-        left_out.append(f"{task.id}: {why if task in chosen else 'excluded by --tasks, --at-build or --compile-only'}")
+        left_out.append(f"{task.id}: {why if task in chosen else 'excluded by --tasks, or it needs a GPU'}")
     return Selected(tasks, of_target, tuple(left_out))
 
 
@@ -280,7 +278,7 @@ class JitStack:
         environment: with those variables.
         processes: stops all that it started.
         facts: what it has.
-        root, architecture, mode: of the caches.
+        root, architecture: of the caches.
         scratch: for working folders.
     """
 
@@ -291,7 +289,6 @@ class JitStack:
     facts: Facts
     root: Path
     architecture: str
-    mode: str
     seed: int
     scratch: Path
 
@@ -300,13 +297,14 @@ class JitStack:
         """In words."""
         return Stack("", self.environment, self.facts).shown
 
-    def why_not(self, *, at_build: bool) -> str:
+    def why_not(self, options: JitOptions) -> str:
         """Why this machine cannot run the target's tasks; empty where it can.
 
-        At build it needs no GPU, but the same kind of CPU.
+        At build it needs no GPU, but the same kind of CPU: caches hold host code.
         """
         same_machine = self.target.machine in ("", self.facts.machine)
-        return "" if at_build and same_machine else why_not_here(self.target, self.facts)
+        can = options.compile_only or (options.at_build and same_machine)
+        return "" if can else why_not_here(self.target, self.facts)
 
     def run(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
         """Run a task or a cell in a process of its own.
@@ -381,23 +379,21 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
     Raises:
         NoEnvironment: there is no interpreter that has torch.
     """
-    architecture, mode, processes = layout.cache_arch(target.arch), options.mode or layout.NVCC, Processes()
+    architecture, processes = layout.cache_arch(target.arch), Processes()
     python = options.python if target.arch and not options.compile_only else find_cpu_python(options.python)
     variables = {
         **os.environ,
         # One thread, as ranks have: how many there are is part of a key of TorchInductor, and would make a cache
         # that was filled by so many processes at a time cold for another number of them.
         "OMP_NUM_THREADS": "1",
-        **layout.cache_variables(root, architecture, nvrtc=mode == layout.NVRTC),
+        **layout.cache_variables(root, architecture),
         "MEGACPP_JIT_DRIVER_CACHE": "",  # of a process that worked on a copy itself (jit/driver_cache.py)
     }
     environment = host_interpreter(variables, python)
     facts = read_facts(environment, processes)
     require_torch(facts)
     with tempfile.TemporaryDirectory(prefix="megacpp-jit-") as scratch:
-        yield JitStack(
-            catalog, target, environment, processes, facts, root, architecture, mode, options.seed, Path(scratch)
-        )  # fmt: skip
+        yield JitStack(catalog, target, environment, processes, facts, root, architecture, options.seed, Path(scratch))
 
 
 def run_tasks(

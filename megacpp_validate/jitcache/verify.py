@@ -7,7 +7,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
@@ -111,18 +110,16 @@ def run_verify(
     started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     folder = layout.arch_folder(find_root(options.root), layout.cache_arch(target.arch))
     manifest, digest = check_sealed(folder)  # first: on files that changed nothing is proven
-    options = replace(options, mode=manifest.mode)
     answers, new, opened_s = dict[str, Answer](), tuple[str, ...](), time.monotonic() - began
     differences: tuple[StackDifference, ...] = ()
     with (
         tempfile.TemporaryDirectory(prefix="megacpp-jit-work-", dir=parent.absolute()) as root,
         open_stack(catalog, target, options, Path(root)) as stack,
     ):
-        if reason := stack.why_not(at_build=options.at_build):
+        if reason := stack.why_not(options):
             answers = {task.id: Answer(missing=reason) for task in selected.tasks}
         else:
-            here = stack.read_seen(), stack.architecture, stack.mode
-            differences = layout.compare_stack(manifest, *here, matrix.keys)
+            differences = layout.compare_stack(manifest, stack.read_seen(), stack.architecture, matrix.keys)
             if not differences:
                 answers, new = run_on_copy(stack, folder, selected.tasks, options, receipts, report)
         rows = tuple(judge_task(task, answers[task.id], manifest, matrix.unkept) for task in selected.tasks if answers)
@@ -130,7 +127,7 @@ def run_verify(
         unreported, unproven = judge_files(new, rows, unwatched)
         result = JitVerifyResult(
             commit=read_commit(), target=target.id, architecture=stack.architecture, folder=str(folder),
-            mode=stack.mode, manifest=digest, interpreter=stack.interpreter,
+            manifest=digest, interpreter=stack.interpreter,
             image_digest=os.environ.get(IMAGE_DIGEST, ""), lock_hash=os.environ.get(LOCK_HASH, ""),
             gpu=stack.facts.gpu.name if stack.facts.gpu else "", differences=differences, rows=rows,
             ranks=max([options.ranks, *(task.ranks for task in selected.tasks)]), left_out=selected.left_out,

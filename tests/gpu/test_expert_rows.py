@@ -35,7 +35,7 @@ def test_every_number_of_rows_compiles_kernels_of_several_shapes_forward_and_bac
     path = os.pathsep.join(filter(None, (str(Path(jit.__file__).parents[2]), os.environ.get("PYTHONPATH"))))
     given = {"task": "t", "code": "expert_rows", "arch": "sm_90a", "root": str(tmp_path),
              "settings": {"size": "small", "recipes": "delayed"}}  # fmt: skip
-    variables = {**cache_variables(tmp_path, "sm_90a", nvrtc=False), "PYTHONPATH": path}
+    variables = {**cache_variables(tmp_path, "sm_90a"), "PYTHONPATH": path}
     ended = subprocess.run(
         [sys.executable, "-m", "megacpp_validate.jit"], input=json.dumps(given), capture_output=True, text=True,
         check=False, cwd="/", env={**os.environ, **variables}, timeout=300,

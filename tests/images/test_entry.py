@@ -68,7 +68,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "jit/sm_90a/triton/ab/k.cubin").write_bytes(b"kernel")
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    for name, value in cache_variables(tmp_path / "jit", "sm_90a", nvrtc=True).items():
+    for name, value in cache_variables(tmp_path / "jit", "sm_90a").items():
         monkeypatch.setenv(name, value)
     use_caches()
     assert os.environ["MEGACPP_JIT_ROOT"] == str(tmp_path / "jit"), "caches that can be written are taken as they are"
@@ -80,7 +80,7 @@ def test_a_cache_that_cannot_be_written_gets_room_beside_it(caches: Path, tmp_pa
     for _ in range(2):  # a second session finds it made
         os.environ["MEGACPP_JIT_ROOT"] = str(caches)
         use_caches()
-        made = cache_variables(tmp_path / "tmp/megacpp-jit", "sm_90a", nvrtc=True)
+        made = cache_variables(tmp_path / "tmp/megacpp-jit", "sm_90a")
         assert {name: os.environ[name] for name in made} == made
     link = tmp_path / "tmp/megacpp-jit/sm_90a/triton/ab/k.cubin"
     assert (link.is_symlink(), link.read_bytes()) == (True, b"kernel")

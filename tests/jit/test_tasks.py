@@ -37,7 +37,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_the_stack_is_told_by_a_process_in_one_line(tmp_path: Path) -> None:
     given = json.dumps({"task": "stack", "code": "stack", "arch": "cpu"})
-    variables = cache_variables(tmp_path / "jit", "cpu", nvrtc=True)
+    variables = cache_variables(tmp_path / "jit", "cpu")
     ended = subprocess.run(
         [sys.executable, "-m", "megacpp_validate.jit"],
         input=given, capture_output=True, text=True, check=True, cwd=tmp_path, env={**os.environ, **variables},
@@ -83,7 +83,7 @@ def test_every_number_of_rows_that_an_expert_may_have_is_some_experts(tokens: in
 def order_of(code: str, arch: str, root: Path, **settings: str) -> dict[str, Any]:
     """One task as a process of its own."""
     given = json.dumps({"task": "t", "code": code, "arch": arch, "settings": settings})
-    variables = cache_variables(root, arch, nvrtc=False)
+    variables = cache_variables(root, arch)
     ended = subprocess.run(
         [sys.executable, "-m", "megacpp_validate.jit"],
         input=given, capture_output=True, text=True, check=True, env={**os.environ, **variables}, timeout=300,

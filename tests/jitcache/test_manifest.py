@@ -51,27 +51,26 @@ def _with(**versions: str) -> StackSeen:
 
 
 @pytest.mark.parametrize(
-    ("stack", "architecture", "mode", "what", "pair"),
+    ("stack", "architecture", "what", "pair"),
     [
-        (STACK, "sm_100a", "nvcc", "architecture", ("sm_90a", "sm_100a")),
-        (STACK, "sm_90a", "nvrtc", "compiler mode", ("nvcc", "nvrtc")),
-        (STACK.model_copy(update={"machine": "aarch64"}), "sm_90a", "nvcc", "machine", ("x86_64", "aarch64")),
-        (_with(torch="2.13.0"), "sm_90a", "nvcc", "torch", ("2.11.0+cu130", "2.13.0")),
-        (_with(python="3.13.0"), "sm_90a", "nvcc", "python", ("3.12", "3.13")),
+        (STACK, "sm_100a", "architecture", ("sm_90a", "sm_100a")),
+        (STACK.model_copy(update={"machine": "aarch64"}), "sm_90a", "machine", ("x86_64", "aarch64")),
+        (_with(torch="2.13.0"), "sm_90a", "torch", ("2.11.0+cu130", "2.13.0")),
+        (_with(python="3.13.0"), "sm_90a", "python", ("3.12", "3.13")),
         (
             STACK.model_copy(update={"compiler": CompilerOf(version="13.2.1")}),
-            "sm_90a", "nvcc", "compiler", ("13.0.88", "13.2.1"),
+            "sm_90a", "compiler", ("13.0.88", "13.2.1"),
         ),
         (
-            STACK.model_copy(update={"include_paths": ("/usr/local/cuda/include",)}), "sm_90a", "nvcc", "include path",
+            STACK.model_copy(update={"include_paths": ("/usr/local/cuda/include",)}), "sm_90a", "include path",
             ("/opt/stack/deep_gemm/include:/usr/local/cuda/include", "/usr/local/cuda/include"),
         ),
     ],
 )  # fmt: skip
 def test_what_differs_is_named(
-    manifest: Manifest, stack: StackSeen, architecture: str, mode: str, what: str, pair: tuple[str, str]
+    manifest: Manifest, stack: StackSeen, architecture: str, what: str, pair: tuple[str, str]
 ) -> None:
-    (difference,) = compare_stack(manifest, stack, architecture, mode, KEYS)
+    (difference,) = compare_stack(manifest, stack, architecture, KEYS)
     assert (difference.what, difference.recorded, difference.observed) == (what, *pair)
     assert difference.matters
 
@@ -80,7 +79,7 @@ def test_what_no_key_there_holds_does_not_matter(manifest: Manifest) -> None:
     """No file of the CUDA driver's cache, no torch extension; the patch release of Python is in no key."""
     stack = _with(driver="610.43.02", python="3.12.9", **{"c++": "g++ 14"})
     for same in (STACK, stack):
-        assert compare_stack(manifest, same, "sm_90a", "nvcc", KEYS) == ()
+        assert compare_stack(manifest, same, "sm_90a", KEYS) == ()
 
 
 def test_committed_evidence_is_read_as_it_was_decided() -> None:
