@@ -254,6 +254,7 @@ def _train(bank: Any, counts: list[int], scope: AbstractContextManager[Any]) -> 
 # Transformer Engine's permutation do, is compiled in every configuration.
 
 _WARP: Final = 32
+_LONGEST: Final = 400  # characters of a compiler's words
 _COMPILERS_LINES: Final = re.compile(r"(?:error|fatal) {2,}: .*")  # of ptxas
 FAR_ALIGNED: Final = 512  # bytes; no block of torch's allocator is smaller (c10/cuda/CUDACachingAllocator.cpp)
 
@@ -320,8 +321,8 @@ def compiling_for(arch: str) -> Iterator[None]:
         try:
             return plain(self, *given, grid=grid, warmup=True, **named)
         except Exception as fault:  # the next kernel may compile
-            lines = _COMPILERS_LINES.findall(str(fault)) or [f"{type(fault).__name__}: {fault}".partition("\n")[0]]
-            failed[self.__name__] = lines[0]
+            whole = f"{type(fault).__name__}: {' '.join(str(fault).split())}"[:_LONGEST]
+            failed[self.__name__] = next(iter(_COMPILERS_LINES.findall(str(fault))), whole)
         return None
 
     def run_tuned(self: Any, *args: Any, **options: Any) -> None:
@@ -434,7 +435,7 @@ def _skip_te_libraries(name: str) -> None:
         raise Lacking(f"there is no {_TE}. Next step: `pip install --no-deps transformer_engine`, whose files suffice")
     for package in (_TE, f"{_TE}.common", f"{_TE}.common.triton", f"{_TE}.pytorch", name.rpartition(".")[0]):
         module = sys.modules[package] = ModuleType(package)
-        module.__path__ = [str(Path(*found.submodule_search_locations, *package.split(".")[1:]))]
+        module.__path__ = [str(Path(found.submodule_search_locations[0], *package.split(".")[1:]))]
 
 
 def _te_permute(te: Any, size: Any, _: Any) -> None:

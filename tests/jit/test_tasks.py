@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,14 @@ import torch
 
 from megacpp_validate.jit import driver_cache
 from megacpp_validate.jit.__main__ import run_task
-from megacpp_validate.jit.tasks import JitOrder, banks, routings, row_counts
+from megacpp_validate.jit.tasks import (
+    DoesNotCompile,
+    JitOrder,
+    banks,
+    compiling_for,
+    routings,
+    row_counts,
+)
 from megacpp_validate.jitcache.layout import cache_variables
 
 has_triton = importlib.util.find_spec("triton") is not None
@@ -80,10 +90,11 @@ def test_every_number_of_rows_that_an_expert_may_have_is_some_experts(tokens: in
     assert {rows for counts in calls for rows in counts[1:]} == padded
 
 
-def order_of(code: str, arch: str, root: Path, **settings: str) -> dict[str, Any]:
-    """One task as a process of its own."""
+def order_of(code: str, arch: str, root: Path, path: str = "", **settings: str) -> dict[str, Any]:
+    """One task as a process of its own; `path` goes before the user's PYTHONPATH."""
     given = json.dumps({"task": "t", "code": code, "arch": arch, "settings": settings})
-    variables = cache_variables(root, arch)
+    before = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH", ""))))
+    variables = {**cache_variables(root, arch), "PYTHONPATH": before}
     ended = subprocess.run(
         [sys.executable, "-m", "megacpp_validate.jit"],
         input=given, capture_output=True, text=True, check=True, env={**os.environ, **variables}, timeout=300,
@@ -104,6 +115,35 @@ def test_triton_kernels_are_compiled_for_an_architecture_and_found_again(tmp_pat
     assert len(list((tmp_path / "sm_90a" / "triton").rglob("*.cubin"))) == sum(
         not one["cached"] for one in cold["compiled"]
     )
+
+
+@needs_triton
+def test_transformer_engines_kernels_are_compiled_from_its_python_files(
+    wheel_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """In each of the seven configurations that its autotuner times; those without a configuration once."""
+    wheel, names = str(wheel_of("2.20.2")), {"kernels": "te_permute", "sizes": "small"}
+    compiled = order_of("triton", "sm_121a", tmp_path, wheel, **names)["compiled"]
+    counts = Counter(one["kernel"] for one in compiled)
+    assert counts.pop("_sort_chunks_by_map_kernel") == 28
+    assert (counts.pop("_permute_kernel"), counts.pop("_unpermute_kernel")) == (14, 21)
+    assert counts.pop("_unpermute_bwd_with_merging_probs_kernel") == 7
+    assert set(counts.values()) == {1}
+
+
+@needs_triton
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_121a"])
+def test_a_kernel_that_another_architecture_lacks_is_named(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.jit.hopper_kernel import hopper_kernel
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    said = f"hopper_kernel for {arch}: error   : Instruction 'wgmma.fence' not supported on .target '{arch}'"
+    with nullcontext() if arch == "sm_90a" else pytest.raises(DoesNotCompile, match=re.escape(said)):
+        with compiling_for(arch):
+            hopper_kernel[(1,)](torch.empty(128, dtype=torch.int32), 128)
+        assert len(list(tmp_path.rglob("*.cubin"))) == 1
 
 
 @needs_triton
