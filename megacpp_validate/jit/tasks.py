@@ -354,13 +354,13 @@ def compile_triton(order: JitOrder) -> None:
         for size in order.settings["sizes"].split():
             of = _import("training.sizes").read_size(size)
             for name in order.settings["kernels"].split():
-                module, launch, prepare = KERNELS[name]
-                launcher, prepared = _import(module), prepare(of) if prepare else None
+                module, launch = KERNELS[name]
+                launcher = _import(module)
                 with FakeTensorMode(allow_non_fake_inputs=True):
-                    launch(launcher, of, prepared)
+                    launch(launcher, of)
 
 
-def _residual_norm(bridge: Any, size: Any, _: Any) -> None:
+def _residual_norm(bridge: Any, size: Any) -> None:
     """The residual stream [B, T, D] in bf16, forward and backward."""
     import torch
 
@@ -370,7 +370,7 @@ def _residual_norm(bridge: Any, size: Any, _: Any) -> None:
         bridge.launch_norm_backward(rows, weight, rows, rows, size.eps)
 
 
-def _rotation(bridge: Any, size: Any, _: Any) -> None:
+def _rotation(bridge: Any, size: Any) -> None:
     """Query and key as slices of one projection [B, T, (H + 2G) D], and gradients, which lie alone."""
     import torch
 
@@ -383,7 +383,7 @@ def _rotation(bridge: Any, size: Any, _: Any) -> None:
             bridge.launch_turn(given, cos, sin, alone, sign)
 
 
-def _moe_rows(bridge: Any, size: Any, _: Any) -> None:
+def _moe_rows(bridge: Any, size: Any) -> None:
     """Jagged dispatch to the experts, forward and backward: every stage but torch's grouped products."""
     import torch
 
@@ -399,18 +399,18 @@ def _moe_rows(bridge: Any, size: Any, _: Any) -> None:
         bridge.zero_idle(_new(size.num_experts, *shape), order.ends)
 
 
-def _plan_tiles(size: Any) -> list[Any]:
-    """Tables of tiles, made before tensors lose their memory: experts alike, and not (numbers aligned otherwise)."""
-    bridge = _import("bridge.deep_gemm")
+def _block_casts(bridge: Any, size: Any) -> None:
+    """Casts of an expert bank: rows and gradients, and weights of both products.
+
+    Experts are alike, and not: then numbers of rows are aligned otherwise.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
     each = size.batch * size.length * size.top_k // size.num_experts
     routings = ([each] * size.num_experts, [each + 1, *[each] * (size.num_experts - 2), each - 1])
-    return [bridge.plan_tiles(counts, "cpu") for counts in routings]
-
-
-def _block_casts(bridge: Any, size: Any, plans: Any) -> None:
-    """Casts of an expert bank: rows and gradients, and weights of both products."""
-    import torch
-
+    with unset_fake_temporarily():  # tables of tiles are made from numbers
+        plans = [bridge.plan_tiles(counts, "cpu") for counts in routings]
     widths = {size.hidden, 2 * size.expert_width, size.expert_width}
     for plan in plans:
         tiles = type(plan)(plan.counts, plan.padded, _new(*plan.table.shape, dtype=torch.int32))
@@ -438,7 +438,7 @@ def _skip_te_libraries(name: str) -> None:
         module.__path__ = [str(Path(found.submodule_search_locations[0], *package.split(".")[1:]))]
 
 
-def _te_permute(te: Any, size: Any, _: Any) -> None:
+def _te_permute(te: Any, size: Any) -> None:
     """Transformer Engine's dispatch as the bridge calls it, forward and backward; names as its functions have them."""
     import torch
 
@@ -474,14 +474,13 @@ def _new(*shape: int, dtype: Any = None) -> Any:
     return torch.empty(shape, dtype=dtype or torch.bfloat16, device="cuda")
 
 
-# Module that launches the kernels, the calls, and what is made before tensors lose their memory.
-_Launch = Callable[[Any, Any, Any], None]
-KERNELS: Final[dict[str, tuple[str, _Launch, Callable[[Any], Any] | None]]] = {
-    "residual_norm": ("bridge.fused", _residual_norm, None),
-    "rotation": ("bridge.fused", _rotation, None),
-    "moe_rows": ("bridge.jagged_experts", _moe_rows, None),
-    "block_casts": ("bridge.deep_gemm", _block_casts, _plan_tiles),
-    "te_permute": (f"{_TE}.pytorch.triton.permutation", _te_permute, None),
+# Module that launches the kernels, and the calls.
+KERNELS: Final[dict[str, tuple[str, Callable[[Any, Any], None]]]] = {
+    "residual_norm": ("bridge.fused", _residual_norm),
+    "rotation": ("bridge.fused", _rotation),
+    "moe_rows": ("bridge.jagged_experts", _moe_rows),
+    "block_casts": ("bridge.deep_gemm", _block_casts),
+    "te_permute": (f"{_TE}.pytorch.triton.permutation", _te_permute),
 }
 TASKS: Final[dict[str, Callable[[JitOrder], None]]] = {
     "stack": compile_nothing,

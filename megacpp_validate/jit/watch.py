@@ -168,9 +168,10 @@ def _signature_of(source: Any, metadata: Any) -> str:
     return " ".join((*types, *(f"{name}={metadata[name]}" for name in _OPTIONS if name in metadata)))
 
 
-# --- CuTe DSL and FlashAttention 4 -----------------------------------------------------------------------------------
+# --- FlashAttention 4 ------------------------------------------------------------------------------------------------
 #
-# CuTe DSL (nvidia-cutlass-dsl) and FlashAttention 4, which keeps what it had the DSL compile under keys of its own.
+# It keeps what it had CuTe DSL (nvidia-cutlass-dsl) compile under keys of its own. Nothing else in a stack uses the DSL
+# (no receipt names it): a file that appears in the DSL's own cache is found by `jit_verify`.
 
 _missing: Final = threading.local()  # of FlashAttention 4: keys that were missed and are being compiled
 
@@ -215,21 +216,6 @@ def _name_of(cache: Any, key: Any) -> tuple[str, str]:
     """Name of the kernel, and the file in which a cache on disk keeps it; empty of one in memory."""
     path = getattr(cache, "cache_path", None)
     return ("kernel", "") if path is None else (path.name, f"{path.name}/{cache._key_to_hash(key)}.o")
-
-
-def _hook_dsl(module: Any) -> None:
-    def note(plain: Any) -> Any:
-        def compile_and_cache(self: Any, module: Any, key: Any, function_name: str, *args: Any, **more: Any) -> Any:
-            began = time.perf_counter()
-            made = plain(self, module, key, function_name, *args, **more)
-            if not getattr(_missing, "keys", None):  # else FlashAttention 4 has it compiled, and it counts there
-                shape = " ".join(map(words_of, more.get("full_args") or ()))
-                saw("cute", function_name, shape, time.perf_counter() - began, cached=False)
-            return made
-
-        return compile_and_cache
-
-    _wrap(module.BaseDSL, "compile_and_cache", note)
 
 
 # --- DeepGEMM --------------------------------------------------------------------------------------------------------
@@ -317,6 +303,5 @@ HOOKS: Final[dict[str, Callable[[Any], None]]] = {
     "torch._inductor.compile_fx": _hook_inductor,
     "triton.compiler.compiler": _hook_triton,
     "flash_attn.cute.cache_utils": _hook_flash_attention,
-    "cutlass.base_dsl.dsl": _hook_dsl,
     "deep_gemm": _hook_deep_gemm,
 }

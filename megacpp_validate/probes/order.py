@@ -9,7 +9,7 @@ from typing import Any
 from ..evidence.receipt import cell_id
 
 # Probes that have a row in `speeds`: the host asks for timings of no other.
-TIMED = frozenset({"imports", "attention", "linear_walker", "permute", "expert_gemm", "native_block", "layer_spec"})
+TIMED = frozenset({"attention", "linear_walker", "permute", "expert_gemm", "native_block", "layer_spec"})
 
 
 @dataclass(frozen=True)

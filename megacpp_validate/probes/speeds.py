@@ -3,13 +3,10 @@
 The sizes are those of production on a GPU, small on the CPU: they keep a GPU busy for longer than the host needs to
 launch a use. A name says what is timed and stays: rows of two receipts are joined by it.
 
-Two clocks, because they tell different faults:
-
-- Device time, by CUDA events around each use. The device is held up until the host has launched the use, so that the
-  time to launch is not in it, and 256 MiB are written before, so that the L2 cache is cold. A use that itself waits for
-  the device cannot be held: what the host does is in its time, and the name of its clock says so.
-- Wall-clock time on the host, from an idle device before a use to an idle device after it: what the host does for a use
-  shows here, and only here. It carries the suffix `.host`. Without a GPU this is the one clock, and has no suffix.
+Device time, by CUDA events around each use. The device is held up until the host has launched the use, so that the time
+to launch is not in it, and 256 MiB are written before, so that the L2 cache is cold. A use that itself waits for the
+device cannot be held: what the host does is in its time, and the name of its clock says so. Without a GPU it is the
+wall-clock time of the host, which nobody is judged by.
 
 How often a use runs follows from how long it takes, never from how its times scatter: a round is never repeated.
 """
@@ -20,7 +17,6 @@ import gc
 import math
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -36,16 +32,12 @@ from .observe import Enter
 
 ROUNDS: Final = 5
 ROUND_MS: Final = 20.0  # of the uses in a round: 40 000 times the resolution of events
-HOST_ROUND_MS: Final = 10.0
 MOST_USES: Final = 100
 HELD_MS: Final = 200.0  # that a round may hold the device up: what is slow to launch runs fewer times
 FEWEST_USES: Final = 3  # a median of fewer is none
 SLOW_MS: Final = 50.0  # a use that takes longer runs once a round: nobody else may compute meanwhile
 FIRST_USES: Final = 3  # what compiles, tunes and plans does it at the first; delayed scaling knows its scales then
 LAST_WARM_UP: Final = 2  # alone on the device, right before the rounds
-DEVICE: Final = ""
-HOST: Final = ".host"
-HOST_CLOCK: Final = "perf_counter"
 NOT_HELD: Final = ", not held"  # behind the name of a clock whose device went on before the host was ready
 
 
@@ -64,22 +56,20 @@ class Use(NamedTuple):
 class HostClock:
     """The host is the device: `time.perf_counter`."""
 
-    name: str = HOST_CLOCK
+    name: str = "perf_counter"
 
     def wait(self) -> None:
         """Until the device is idle: nothing runs behind a call."""
 
-    def host_ms(self, call: Callable[[], Any], uses: int) -> list[tuple[float, float]]:
-        """Of every use the milliseconds until the device is idle again, and until the call returned."""
+    def launch_ms(self, call: Callable[[], Any], uses: int) -> float:
+        """The fewest milliseconds until a call returned, from an idle device."""
         found = []
-        self.wait()
         for _ in range(uses):
+            self.wait()
             start = time.perf_counter()
             call()
-            returned = time.perf_counter()
-            self.wait()
-            found.append(((time.perf_counter() - start) * 1e3, (returned - start) * 1e3))
-        return found
+            found.append((time.perf_counter() - start) * 1e3)
+        return min(found)
 
     def device_ms(self, call: Callable[[], Any], uses: int, launch_ms: float) -> tuple[list[float], bool]:  # noqa: ARG002
         """Device time of every use, milliseconds, and whether the time to launch is in none of them.
@@ -89,7 +79,7 @@ class HostClock:
             uses: how many.
             launch_ms: what the host needs to launch one.
         """
-        return [wall for wall, _ in self.host_ms(call, uses)], True
+        return [self.launch_ms(call, 1) for _ in range(uses)], True
 
 
 class CudaClock(HostClock):
@@ -132,14 +122,12 @@ class CudaClock(HostClock):
 
 @dataclass
 class _Timed:
-    """A use on its way through the stopwatch."""
+    """A use on its way through the stopwatch; `rounds_ms` are medians."""
 
     name: str
     call: Callable[[], Any]
-    on_device: bool
-    on_host: bool
-    uses: dict[str, int] = field(default_factory=dict)  # suffix of the row -> uses a round
-    rounds: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # and the medians
+    uses: int = 0  # a round
+    rounds_ms: list[float] = field(default_factory=list)
     launch_ms: float = 0.0
     held: bool = True
 
@@ -158,15 +146,13 @@ class Stopwatch:
         self._clock = clock or (CudaClock() if bench.device == "cuda" else HostClock())
         self._timed: list[_Timed] = []
 
-    def add(self, name: str, make: Callable[[], Use], *, on_host_alone: bool = False) -> None:
+    def add(self, name: str, make: Callable[[], Use]) -> None:
         """Make a use and run it for the first times, so that what is compiled for it is compiled.
 
         Args:
             name: dotted: precision, what, which direction.
             make: makes layers and tensors; what it raises is the use's failure.
-            on_host_alone: nothing of it runs on a device.
         """
-        apart = self._clock.name != HOST_CLOCK
         with self._or_fail(name):
             use = make()
             made = use.call()
@@ -175,7 +161,7 @@ class Stopwatch:
             for _ in range(FIRST_USES - 1):
                 use.call()
             self._clock.wait()
-            self._timed.append(_Timed(name, use.call, on_device=not (apart and on_host_alone), on_host=apart))
+            self._timed.append(_Timed(name, use.call))
 
     def run(self) -> tuple[Timing, ...]:
         """Time every use that ran; call it while nothing else uses the device."""
@@ -194,32 +180,23 @@ class Stopwatch:
                 gc.enable()
         for timed in self._timed:
             self.bench.check(f"speed.{timed.name}.ran", True, f"{ROUNDS} rounds were timed")
-        return tuple(row for timed in self._timed for row in self._rows(timed))
+        return tuple(map(self._row, self._timed))
 
     def _count(self, timed: _Timed) -> None:
         """Warm up, and see how many uses make a round."""
-        host = self._clock.host_ms(timed.call, LAST_WARM_UP)
-        timed.launch_ms = min(launched for _, launched in host)
-        if timed.on_device:
-            device, _ = self._clock.device_ms(timed.call, LAST_WARM_UP, timed.launch_ms)
-            most = int(HELD_MS / max(2.0 * timed.launch_ms, 1e-3))
-            timed.uses[DEVICE] = min(_uses(ROUND_MS, min(device)), max(FEWEST_USES, most))
-        if timed.on_host:
-            timed.uses[HOST] = _uses(HOST_ROUND_MS, min(wall for wall, _ in host))
+        timed.launch_ms = self._clock.launch_ms(timed.call, LAST_WARM_UP)
+        device, _ = self._clock.device_ms(timed.call, LAST_WARM_UP, timed.launch_ms)
+        most = int(HELD_MS / max(2.0 * timed.launch_ms, 1e-3))
+        timed.uses = min(_uses(min(device)), max(FEWEST_USES, most))
 
     def _round(self, timed: _Timed) -> None:
-        for suffix, uses in timed.uses.items():
-            if suffix == HOST:
-                times = [wall for wall, _ in self._clock.host_ms(timed.call, uses)]
-            else:
-                times, held = self._clock.device_ms(timed.call, uses, timed.launch_ms)
-                timed.held &= held
-            timed.rounds[suffix].append(statistics.median(times))
+        times, held = self._clock.device_ms(timed.call, timed.uses, timed.launch_ms)
+        timed.held &= held
+        timed.rounds_ms.append(statistics.median(times))
 
-    def _rows(self, timed: _Timed) -> Iterator[Timing]:
-        clocks = {DEVICE: self._clock.name + ("" if timed.held else NOT_HELD), HOST: HOST_CLOCK}
-        for suffix, uses in timed.uses.items():
-            yield new_timing(timed.name + suffix, clocks[suffix], timed.rounds[suffix], uses)
+    def _row(self, timed: _Timed) -> Timing:
+        clock = self._clock.name + ("" if timed.held else NOT_HELD)
+        return new_timing(timed.name, clock, timed.rounds_ms, timed.uses)
 
     @contextmanager
     def _or_fail(self, name: str) -> Iterator[None]:
@@ -239,17 +216,16 @@ def new_timing(name: str, clock: str, rounds_ms: Sequence[float], uses: int) -> 
     return Timing(name, clock, tuple(round(value, 6) for value in rounds_ms), round(median, 6), round(spread, 4), uses)
 
 
-def _uses(round_ms: float, one_ms: float) -> int:
+def _uses(one_ms: float) -> int:
     """How many uses make a round."""
     if one_ms > SLOW_MS:
         return 1
-    return min(MOST_USES, max(FEWEST_USES, math.ceil(round_ms / max(one_ms, 1e-6))))
+    return min(MOST_USES, max(FEWEST_USES, math.ceil(ROUND_MS / max(one_ms, 1e-6))))
 
 
 # --- what is timed ----------------------------------------------------------------------------------------------------
 
 BF16: Final = torch.bfloat16
-ENTERED: Final = 50
 
 
 class Made(NamedTuple):
@@ -357,7 +333,7 @@ SPEEDS: Final = {
 
 def speed_of(probe: str) -> Callable[[Stopwatch], None]:
     """What adds the uses of a module, one of `order.TIMED`, to a stopwatch."""
-    return _time_scopes if probe == "imports" else partial(_time, SPEEDS[probe])
+    return partial(_time, SPEEDS[probe])
 
 
 def _time(row: Row, stopwatch: Stopwatch) -> None:
@@ -379,25 +355,6 @@ def _new_use(bench: Bench, row: Row, enter: Enter, backward: bool) -> Use:
         return out
 
     return Use(call, made.choice)
-
-
-def _time_scopes(stopwatch: Stopwatch) -> None:
-    """The firewall and the low-precision scope: what each layer group pays on the host; nothing runs on the device."""
-    bench = stopwatch.bench
-
-    def make() -> Use:
-        te, enter = bench.bridge(), bench.low_precision()
-        production_precisions(bench)  # for what it has Transformer Engine forget
-
-        def call() -> None:
-            for _ in range(ENTERED):
-                te.is_te_available()
-                with enter():
-                    pass
-
-        return Use(call)
-
-    stopwatch.add(f"scope.entered-{ENTERED}-times", make, on_host_alone=True)
 
 
 def production_precisions(bench: Bench) -> dict[str, Enter]:

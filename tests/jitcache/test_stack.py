@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib.util import find_spec
 
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.prewarm import PrewarmTask, read_prewarm
+from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import JitCompile as Told
 from megacpp_validate.evidence.receipt import JitCompiles, Outcome, Receipt
 from megacpp_validate.jitcache.stack import (
@@ -20,6 +23,7 @@ from megacpp_validate.jitcache.stack import (
     select_tasks,
 )
 from megacpp_validate.process import Processes
+from tests.jitcache.asking import ask
 from tests.sealed_caches import KERNEL, TASK
 
 CELL = TASK.model_copy(update={"code": "probe", "settings": {"probe": "attention"}})
@@ -56,6 +60,16 @@ def test_what_the_caller_leaves_out_is_named(
     fit = {task.id for task in selected.of_target if task.ranks <= ranks and not (at_build and task.gpu)}
     assert covered == (set(names) if names else fit)
     assert {line.partition(":")[0] for line in selected.left_out} == every - covered
+
+
+def test_compile_only_takes_any_machine_and_keeps_nothing() -> None:
+    """A GB10 has another CPU than this machine; without Triton the kernels do not compile, and nothing is proven."""
+    words = ("--target", "gb10", "--compile-only", "--tasks", "triton_rotation", "--python", sys.executable)
+    code, text = ask("prewarm", *words, "--format", "json")
+    result = json.loads(text[text.find("{") :])
+    assert (result["mode"], result["folder"], result["sealed"]) == ("compile only", "", False)
+    (row,) = result["rows"]
+    assert (code, len(row["compiled"])) == ((Exit.OPEN, 4) if find_spec("triton") else (Exit.EVIDENCE_MISSING, 0))
 
 
 def _receipt(outcome: Outcome, jit: JitCompiles, reason: str = "") -> Receipt:

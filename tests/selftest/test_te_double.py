@@ -6,7 +6,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.selftest.double import entries  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("te_double")
@@ -14,9 +13,3 @@ pytestmark = pytest.mark.usefixtures("te_double")
 
 def test_every_accessor_finds_its_entry_point() -> None:
     assert {name: entry.why_missing() for name, entry in entries().items() if entry() is None} == {}
-
-
-def test_an_unknown_keyword_is_a_type_error() -> None:
-    for entry in (te.linear, te.layernorm_linear, te.dot_product_attention, te.grouped_linear, te.rmsnorm):
-        with pytest.raises(TypeError, match="colour"):
-            entry.require()(16, 16, colour="green")
