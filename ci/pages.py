@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
 from megacpp_validate.canary.dynamic.scores import FaultScore
 from megacpp_validate.gate.ablation import AblationResult, FeatureAblation
+from megacpp_validate.jitcache.prewarm import PrewarmResult
 from megacpp_validate.report.describe.scores import describe_ablation, describe_planted
 from megacpp_validate.report.render.markdown import render_markdown
 
@@ -44,6 +47,23 @@ def render_scores() -> dict[str, str]:
     return {f"{name}.md": render_markdown(document) for name, document in pages.items()}
 
 
+def render_kernels() -> str:
+    """Kernels that compile for each target, from the results of `prewarm --compile-only` in `docs/evidence/kernels`."""
+    files = [EVIDENCE / "kernels" / f"{target}.json.xz" for target in ("h200", "b200", "gb10")]
+    results = [PrewarmResult.model_validate_json(lzma.decompress(file.read_bytes())) for file in files]
+    counts = [Counter((one.library, one.kernel) for row in result.rows for one in row.compiled) for result in results]
+    head = ["library", "kernel", *(f"{result.target} ({result.architecture})" for result in results)]
+    rows = [[library, f"`{kernel}`", *(str(count[library, kernel] or "-") for count in counts)]
+            for library, kernel in sorted(set().union(*counts), reverse=True)]  # fmt: skip
+    rows.append(["all", "", *(str(count.total()) for count in counts)])
+    rows.append(["failed", "", *(str(sum(row.verdict != "done" for row in result.rows)) for result in results)])
+    versions = ", ".join(
+        f"{name} {results[0].versions[name]}" for name in ("triton", "transformer-engine", "flash-attn-4")
+    )
+    lines = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    return f"Compiled to cubins and run on no device ({versions}):\n\n" + "\n".join(lines) + "\n"
+
+
 def run_verb(words: str) -> str:
     """What a verb prints in 100 columns, whatever its exit code: a page may show a red result."""
     command = [sys.executable, "-m", "megacpp_validate.cli", *words.split()]
@@ -54,7 +74,7 @@ def run_verb(words: str) -> str:
 
 def main() -> int:
     """Write the pages that are named, or all."""
-    scores = render_scores()
+    scores = render_scores() | {"kernels.md": render_kernels()}
     for page in sys.argv[1:] or (*VERBS, *scores):
         text = run_verb(VERBS[page]) if page in VERBS else scores[page]
         (ROOT / "docs" / "examples" / page).write_text(text, encoding="utf-8")
