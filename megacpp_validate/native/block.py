@@ -174,8 +174,8 @@ def write_streams(streams: Any, step: Any, post: Any, residual: Any) -> Any:
 # --- mla ---
 # Multi-head latent attention: what goes into the attention, and the whole written out.
 
-# Product over the normed rows -> the attribute with its height, in the order of the fused weight.
-INGRESS: Final = {"query.weight": "query_width", "latent.weight": "latent_width", "rope_key.weight": "rope_dim"}
+# Products over the normed rows, in the order of the fused weight.
+INGRESS: Final = ("query.weight", "latent.weight", "rope_key.weight")
 
 Turn = Callable[[Any, Any, Any], Any]
 
@@ -197,6 +197,7 @@ class LatentIngress(nn.Module):
         weight: of the fused form: query, latent and rope key of the plain one, one below the other.
         query, latent, rope_key: of the plain form: nn.Linear to H * D, latent and rope_dim.
         latent_norm: the norm.
+        heights: of the three products over the rows.
         up: nn.Linear to H * (D - rope_dim) + H * D: the keys of all heads, then the values of all heads.
     """
 
@@ -215,13 +216,13 @@ class LatentIngress(nn.Module):
     ) -> None:
         super().__init__()
         self.hidden, self.num_heads, self.head_dim = hidden, num_heads, head_dim
-        self.query_width, self.latent_width, self.rope_dim = num_heads * head_dim, latent, rope_dim
+        self.rope_dim, self.heights = rope_dim, [num_heads * head_dim, latent, rope_dim]
         self.fused, self.kept = fused, head_dim - rope_dim
         made = {"dtype": dtype, "device": device}
         if fused:
             self.weight = nn.Parameter(torch.empty(sum(self.heights), hidden, **made))
         else:
-            self.query = nn.Linear(hidden, self.query_width, bias=False, **made)
+            self.query = nn.Linear(hidden, num_heads * head_dim, bias=False, **made)
             self.latent = nn.Linear(hidden, latent, bias=False, **made)
             self.rope_key = nn.Linear(hidden, rope_dim, bias=False, **made)
         self.latent_norm = latent_norm
@@ -229,11 +230,6 @@ class LatentIngress(nn.Module):
         for name, weight in self.named_parameters():
             if not name.startswith("latent_norm."):
                 nn.init.normal_(weight, std=INIT_STD)
-
-    @property
-    def heights(self) -> list[int]:
-        """Of the three products over the rows."""
-        return [getattr(self, name) for name in INGRESS.values()]
 
     def forward(self, normed: Any, cos: Any, sin: Any, *, turn: Turn) -> tuple[Any, Any, Any]:
         """Query, key and value.

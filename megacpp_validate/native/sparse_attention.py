@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .attention import apply_rope, attention_mask, masked_attention
+from .attention import apply_rope, attention_mask
 from .block import ABlock
 from .mamba import at_least_fp32, split_chunks
 from .norms import NormLinear, without_autocast
@@ -239,25 +239,3 @@ def route_blocks(query: Any, key: Any, *, block_size: int, top_k: int) -> Any:
         blocks = torch.arange(means.shape[2], device=query.device)
         ranked = scores.flatten(1, 2).masked_fill(blocks == own, math.inf).masked_fill(blocks > own, -math.inf)
         return choose_top_k(ranked.flatten(0, 2), top_k).view_as(ranked) & (blocks <= own)
-
-
-class RoutedBlock(ABlock):
-    """The A-block with MoBA in the place of its attention: SDPA under the mask of `route_blocks`.
-
-    Args:
-        block_size, top_k: as `route_blocks` takes them.
-        options: as `ABlock` takes them.
-    """
-
-    def __init__(self, *, block_size: int, top_k: int, **options: Any) -> None:
-        super().__init__(**options)
-        self.block_size, self.top_k = block_size, top_k
-
-    def forward(self, rows: Any, *, rope: Any = None) -> Any:  # type: ignore[override]
-        """One step of the residual stream; `rows` and `rope` as `ABlock` takes them."""
-        query, key, value = self.heads(rows, rope)
-        blocks = route_blocks(query, key, block_size=self.block_size, top_k=self.top_k)
-        length = rows.shape[1]
-        seen = blocks.repeat_interleave(self.block_size, dim=-1)[..., :length]
-        seen = seen & attention_mask(length, device=rows.device)
-        return self.leave(rows, masked_attention(query, key, value, seen))

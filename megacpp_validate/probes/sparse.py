@@ -19,7 +19,7 @@ from torch import nn
 from ..bridge.backends import Choice
 from ..native import sparse_attention as sparse
 from ..native.attention import rope_tables
-from ..native.block import HyperConnection, read_streams, sinkhorn, write_streams
+from ..native.block import HyperConnection, read_streams, write_streams
 from .attention import HEADS, run_case
 from .bench import DTYPES, Bench
 from .bounds import Roundings, part, relative_error
@@ -53,9 +53,7 @@ def probe(bench: Bench) -> None:
             _check_routed(bench, dtype, top_k)
         _check_streams(bench, dtype)
     _check_indexer(bench)
-    _check_cache(bench)
     _check_closed(bench)
-    _check_walker(bench)
     if bench.device == "cuda":
         _check_graph(bench)
 
@@ -134,18 +132,6 @@ def _check_indexer(bench: Bench) -> None:
 
 def _new_block(bench: Bench, dtype: Any, heads: int) -> Any:
     return bench.filled(sparse.SampledBlock(heads, **NUMBERS, dtype=dtype, device=bench.device), dtype)
-
-
-def _check_cache(bench: Bench) -> None:
-    """A layer that reuses tokens computes what the layer that picked them does; in other documents it refuses."""
-    first, second = (_new_block(bench, torch.float32, heads) for heads in (4, 0))
-    second.load_state_dict(first.state_dict(), strict=False)
-    rows, documents = bench.randn(BATCH, LENGTHS[bench.device], HIDDEN), _documents(bench)
-    out, cache, _ = first(rows, doc_ids=documents)
-    again, passed_on, _ = second(rows, doc_ids=documents, cache=cache)
-    bench.same_bits("dsa.cache.reused", [out, cache.indices], [again, passed_on.indices])
-    for name, more in {"other-documents": {"doc_ids": documents.clone(), "cache": cache}, "empty": {}}.items():
-        bench.refuses(f"dsa.cache.{name}", ValueError, partial(second, rows, **more))
 
 
 def _check_closed(bench: Bench) -> None:
@@ -250,7 +236,7 @@ def _streams_formula(given: Tensors) -> Any:
 
 
 def _check_streams(bench: Bench, dtype: str) -> None:
-    """A pass between residual streams, with the gradient of every parameter; and that no stream grows."""
+    """A pass between residual streams, with the gradient of every parameter."""
     length, mixer = LENGTHS[bench.device], HyperConnection(HIDDEN, STREAMS, eps=EPS, device=bench.device)
     mixer = bench.filled(mixer, bases=(0.5, 1.0), gains=(1.0, 0.2))
     streams = bench.randn(BATCH, length, STREAMS, HIDDEN, dtype=DTYPES[dtype], grad=True)
@@ -264,18 +250,3 @@ def _check_streams(bench: Bench, dtype: str) -> None:
     _try(
         bench, f"{dtype}.mhc", call, {"streams": streams, **dict(mixer.named_parameters())}, _streams_formula, roundings
     )
-    logits = bench.randn(BATCH, length, STREAMS, STREAMS)
-    fewer, residual = (sinkhorn(logits, steps) for steps in (mixer.steps // 2, mixer.steps))
-    rows, most, columns = (float((one - 1).abs().max()) for one in (residual.sum(-1), fewer.sum(-1), residual.sum(-2)))
-    why = "columns are scaled last: a sum of rounded terms; rows come nearer with each iteration"
-    parts = part("columns", columns, (STREAMS + 4) * 2.0**-24, why), part("rows", rows, most, why)
-    bench.check_parts(f"{dtype}.mhc.doubly-stochastic", *parts)
-
-
-def _check_walker(bench: Bench) -> None:
-    """The linear walker leaves the score projections alone, also where its whitelist names them."""
-    tree = nn.ModuleDict({"mixer": HyperConnection(HIDDEN, STREAMS, device=bench.device)})
-    plan = bench.bridge("linear_walker").plan_walk(tree, include=("phi_*", HyperConnection))
-    codes = {decision.name: (decision.action, decision.code) for decision in plan.decisions}
-    wanted = {f"mixer.phi_{name}": ("keep", "mhc-score") for name in ("pre", "post", "res")}
-    bench.check("mhc.walker", codes == wanted, str(codes))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -22,10 +23,10 @@ from ..bridge.layer_spec import build_mamba_mixer, build_mlp, build_norm, native
 from ..bridge.native_block import NativeBlock
 from ..bridge.recipes import RecipeName
 from ..native.attention import rope_tables
-from ..native.block import LatentIngress
+from ..native.block import ABlock, LatentIngress
 from ..native.norms import INIT_STD
 from ..native.router import Routing
-from ..native.sparse_attention import IndexCache, RoutedBlock, SampledBlock
+from ..native.sparse_attention import IndexCache, SampledBlock, route_blocks
 from .parallel.plan import ALONE, Spread
 from .sizes import Forms, Size
 
@@ -149,15 +150,24 @@ class AttentionLayer(Layer):
         return Stepped(self.block(rows, rope=rope))
 
 
-class RoutedLayer(AttentionLayer):
-    """A of a size whose attention is "moba": the A-block over routed key blocks; native on every path."""
+class RoutedLayer(Layer):
+    """A of a size whose attention is "moba": the native A-block, over routed key blocks by `bridge.attention`."""
 
-    parts = ()
+    parts = ("attention",)
 
     def __init__(self, size: Size, build: Build) -> None:
-        Layer.__init__(self)
-        self.block = RoutedBlock(block_size=size.moba_block, top_k=size.moba_top_k, **size.block, **build.made)
-        self._choices = {"attention": _native_attention(block_mask=True)}
+        super().__init__()
+        self.routed, made = {"block_size": size.moba_block, "top_k": size.moba_top_k}, size.block
+        self.block = ABlock(**made, **build.made)
+        heads = {name: made[name] for name in ("num_heads", "head_dim", "num_gqa_groups")}
+        self.attention = Attention(**heads, features=build.features, device=build.device)
+
+    def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:
+        """[B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2]."""
+        query, key, value = self.block.heads(rows, rope)
+        blocks = route_blocks(query, key, **self.routed)
+        seen = self.attention(query, key, value, block_mask=blocks, block_size=self.routed["block_size"])
+        return Stepped(self.block.leave(rows, seen))
 
 
 class SampledLayer(Layer):
@@ -173,17 +183,13 @@ class SampledLayer(Layer):
         heads, numbers = size.index_heads if picks else 0, {**size.block, **build.made}
         self.block = SampledBlock(heads, index_top_k=size.index_top_k, index_window=size.index_window, **numbers)
         self.share = build.spread.share
-        self._choices = {"attention": _native_attention(indices=True)}
+        refused = partial(Masks(indices=()).refused_by, "te")
+        self._choices = {"attention": choose("attention", [("te", refused), ("native", lambda: None)])}
 
     def forward(self, rows: Any, rope: tuple[Any, Any], picked: IndexCache | None = None) -> Stepped:
         """[B, T, hidden] -> [B, T, hidden]; `picked` are the tokens of the last D-layer."""
         rows, picked, loss = self.block(rows, rope=rope, cache=picked)
         return Stepped(rows, None if loss is None else loss * self.share, picked=picked)
-
-
-def _native_attention(**option: Any) -> Choice:
-    """Native, with the reason why Transformer Engine refuses a call with this option."""
-    return choose("attention", [("te", lambda: Masks(**option).refused_by("te")), ("native", lambda: None)])
 
 
 class MambaLayer(Layer):

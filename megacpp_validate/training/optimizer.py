@@ -74,13 +74,12 @@ class MasterAdamW:
             for name, master in self._masters.items()
             if master.dtype != self._named[name].dtype
         }
-        decays: dict[bool, list[Any]] = {True: [], False: []}
-        for master in self._masters.values():
-            decays[master.dim() > 1].append(master)
+        matrices, vectors = (
+            [master for master in self._masters.values() if (master.dim() > 1) is decays] for decays in (True, False)
+        )
         groups = [
-            {"params": masters, "weight_decay": schedule.weight_decay if decay else 0.0}
-            for decay, masters in decays.items()
-            if masters
+            {"params": matrices, "weight_decay": schedule.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
         ]
         self._adam = torch.optim.AdamW(
             groups,
@@ -136,18 +135,15 @@ class MasterAdamW:
     def norms_by(self, part_of: Callable[[str], str]) -> dict[str, Any]:
         """Part -> [] the L2 norm of the gradients that were taken for its parameters, before clipping.
 
-        Over several ranks those of the whole model, squares summed in fp64: a collective call.
+        Squares are summed in fp64; over several ranks those of the whole model, in a collective call.
 
         Args:
             part_of: which part a parameter belongs to, by its name; the same parts on all ranks.
         """
         gradients, sums = self.gradients(), self.sums
-        norms = torch.stack(torch._foreach_norm(list(gradients.values())))
-        if sums is not None:
-            held = torch.tensor([float(sums.copies.get(name, 1)) for name in gradients], dtype=torch.float64)
-            squares = norms.double().square() / held.to(norms.device, non_blocking=True)
-        else:
-            squares = norms.square()
+        norms, copies = torch.stack(torch._foreach_norm(list(gradients.values()))), sums.copies if sums else {}
+        held = torch.tensor([float(copies.get(name, 1)) for name in gradients], dtype=torch.float64)
+        squares = norms.double().square() / held.to(norms.device, non_blocking=True)
         parts = list(dict.fromkeys(map(part_of, gradients)))
         places = torch.tensor([parts.index(part_of(name)) for name in gradients]).to(norms.device, non_blocking=True)
         totals = torch.zeros(len(parts), dtype=squares.dtype, device=norms.device).index_add(0, places, squares)
