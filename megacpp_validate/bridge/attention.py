@@ -161,22 +161,17 @@ def visible_keys(masks: Masks, length: int, device: Any) -> Any:
     return seen & torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
+# Options that a backend combines; of all others each is given alone.
+_TOGETHER: Final = (("doc_ids", "softcap"), ("window", "softcap"), ("doc_ids", "indices"))
+
+
 def _check_conflicts(masks: Masks) -> None:
-    given = [name for name in ("doc_ids", "window", "block_mask") if getattr(masks, name) is not None]
-    if len(given) > 1:
-        raise MaskConflict(
-            f"{' and '.join(given)} are given together; each alone decides which keys a query sees, and no backend "
-            "combines them. Next step: pass one of them."
-        )
-    if masks.window is not None and not masks.causal:
-        raise MaskConflict("a local window ends at the query, so it is causal. Next step: leave out causal=False.")
-    if masks.softcap is not None and (masks.block_mask is not None or masks.indices is not None):
-        raise MaskConflict(
-            "no backend caps the logits of routed blocks or sampled tokens. Next step: pass softcap, block_mask or "
-            "indices alone."
-        )
-    if masks.indices is not None and not (masks.causal and masks.window is None and masks.block_mask is None):
-        raise MaskConflict("indices decide alone which past tokens a query sees. Next step: pass no other mask.")
+    names = ("doc_ids", "window", "softcap", "block_mask", "indices")
+    given = tuple(name for name in names if getattr(masks, name) is not None)
+    if len(given) > 1 and given not in _TOGETHER:
+        raise MaskConflict(f"{' and '.join(given)} are given together. Next step: pass one; no backend combines them.")
+    if not masks.causal and (masks.window is not None or masks.indices is not None):
+        raise MaskConflict("window and indices are of past tokens alone. Next step: leave out causal=False.")
 
 
 def _check_doc_ids(doc_ids: Any, batch: int, length: int) -> None:

@@ -140,16 +140,9 @@ def _check_closed(bench: Bench) -> None:
     query, key, value = (bench.randn(BATCH, heads, length, WIDTH) for heads in (HEADS, 2, 2))
     documents = torch.arange(length, device=bench.device).expand(BATCH, -1) // (ROW - 1)
     good = sparse.pick_tokens(bench.randn(BATCH, length, length), 2, doc_ids=documents)
-    wrong = {
-        "later": [ROW, ROW + 1],
-        "beyond": [ROW, length],
-        "other-document": [ROW, 0],
-        "negative": [ROW, -2],
-        "none": [-1, -1],
-    }
-    for name, tokens in wrong.items():
+    for name, token in (("later", ROW + 1), ("beyond", length), ("other-document", 0), ("negative", -2), ("none", -1)):
         bad = good.clone()
-        bad[1, ROW] = torch.tensor(tokens)
+        bad[1, ROW, token != sparse.UNUSED :] = token
         call = partial(sparse.sampled_attention, query, key, value, bad, doc_ids=documents)
         if bench.device == "cpu":
             bench.refuses(f"dsa.closed.{name}", IndexError, call)
@@ -206,10 +199,8 @@ def _check_routed(bench: Bench, dtype: str, top_k: int) -> None:
     blocks = sparse.route_blocks(query, key, block_size=BLOCK, top_k=top_k)
     keys = key.double().repeat_interleave(HEADS // 2, 1)
     means = torch.stack([one.mean(2) for one in keys.split(BLOCK, 2)], -1)
-    place, first = (
-        torch.arange(length, device=bench.device)[:, None],
-        torch.arange(0, length, BLOCK, device=bench.device),
-    )
+    place = torch.arange(length, device=bench.device)[:, None]
+    first = place[::BLOCK, 0]
     seen, near = (((place >= first) & (place < last)).expand_as(blocks) for last in (length, first + BLOCK))
     slack = Roundings((("fp32", 4),), WIDTH + BLOCK).worst() * float(query.norm(dim=-1).max() * keys.norm(dim=-1).max())
     _check_picks(bench, f"{dtype}.{name}.picks", query.double() @ means, blocks, seen, near, top_k, slack)

@@ -111,6 +111,7 @@ OPTIONS = {
     "packed and routed": (errors.MaskConflict, {"doc_ids": documents(), **ROUTED}),
     "routed and capped": (errors.MaskConflict, {"softcap": 1.0, **ROUTED}),
     "packed and windowed": (errors.MaskConflict, {"doc_ids": documents(), "window": 4}),
+    "sampled and windowed": (errors.MaskConflict, {"window": 4, "indices": torch.zeros(2, LENGTH, 1).long()}),
     "window, not causal": (errors.MaskConflict, {"window": 4, "causal": False}),
     "window of 0": (errors.WrongOption, {"window": 0}),
     "cap of 0": (errors.WrongOption, {"softcap": 0.0}),
