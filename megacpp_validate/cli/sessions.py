@@ -122,7 +122,6 @@ def ablate(
     from ..catalog.policies import read_fp8_policy
     from ..catalog.postures import read_postures
     from ..gate.ablation import AblationOptions, choose_features, run_ablation
-    from .output import write_result
 
     posture = read_postures(context.matrix)
     options = fill(
@@ -130,9 +129,7 @@ def ablate(
         target=target if device == "cuda" else "cpu",
     )  # fmt: skip
     policy = read_fp8_policy(context.catalog.targets, context.matrix)
-    result = run_ablation(posture, policy, options, say)
-    write_result(result, "scores:describe_ablation", context.receipts / "ablation.md", fmt="markdown")
-    return result
+    return run_ablation(posture, policy, options, say)
 
 
 @verb("doctor:describe_doctor")

@@ -57,7 +57,7 @@ class ArmSeen(Frozen):
         changes: numbers of the size, as they were trained; all of them.
         features, forms: those that it had.
         parts: name of a part -> the backend that was observed.
-        loss: of its last step, nats a prediction; None where it was no number.
+        loss: of its last step, nats a prediction.
         peak_bytes: most GPU memory that the arm held in its first steps; 0 where it was not measured.
     """
 
@@ -65,7 +65,7 @@ class ArmSeen(Frozen):
     features: dict[str, JsonValue] = Field(default_factory=dict)
     forms: dict[str, JsonValue] = Field(default_factory=dict)
     parts: dict[str, str] = Field(default_factory=dict)
-    loss: float | None = None
+    loss: float
     peak_bytes: int = 0
 
 
@@ -166,8 +166,6 @@ def find_arm_faults(arm: Arm, order: Mapping[str, Any], seen: ArmSeen) -> Iterat
         order: that the arm was given, whole.
         seen: what ran.
     """
-    if seen.loss is None:
-        yield "its last step has no finite loss"
     for kind in ("changes", "features", "forms"):
         held = getattr(seen, kind)
         for name, wanted in order.get(kind, {}).items():
@@ -201,12 +199,9 @@ def decide_feature(
     """
     if fault := answer.get("fault"):
         return {"reasons": (fault,)}
-    try:
-        arms = {arm: _read_arm(answer["arms"][arm]) for arm in ARMS}
-        pairs = tuple((float(off), float(on)) for off, on in answer["pairs"])
-        verdict, ratio, low, high = judge_pairs(pairs)
-    except (LookupError, TypeError, ValueError, ArithmeticError) as wrong:
-        return {"reasons": (f"its answer has another form: {type(wrong).__name__}: {wrong}",)}
+    arms = {arm: _read_arm(answer["arms"][arm]) for arm in ARMS}
+    pairs = tuple((off, on) for off, on in answer["pairs"])
+    verdict, ratio, low, high = judge_pairs(pairs)
     found = {"arms": arms, "pairs": pairs, "steps": answer["steps"]}
     rows: dict[ArmName, Arm] = {"off": feature.off, "on": feature.on}
     faults = tuple(
@@ -219,11 +214,10 @@ def decide_feature(
 
 def _read_arm(receipt: Mapping[str, Any]) -> ArmSeen:
     """What is read of the receipt of an arm's rank, which has more."""
-    loss = receipt["steps"][-1]["loss"]
     return ArmSeen(
         changes=receipt["model"]["size"], features=receipt["features"], forms=receipt["forms"],
         parts={name: part["observed"] for name, part in receipt["choices"].items()},
-        loss=loss if isinstance(loss, float) and math.isfinite(loss) else None, peak_bytes=receipt["peak_bytes"],
+        loss=receipt["steps"][-1]["loss"], peak_bytes=receipt["peak_bytes"],
     )  # fmt: skip
 
 

@@ -178,20 +178,18 @@ class Fp8Result(SessionResult):
 
     Attributes:
         loss: the loss gate's verdict on each recipe that was trained.
-        loss_missing: why there is none, where training was selected; empty where there is one.
         policy: what the policy of low precision says of the presets.
     """
 
     schema_id: Literal["megacpp-validate/fp8/1"] = "megacpp-validate/fp8/1"
     loss: tuple[LossVerdict, ...] = ()
-    loss_missing: str = ""
     policy: PolicyResult | None = None
 
     @property
     def lacks(self) -> bool:
         """Whether a selected cell is not good, or a verdict on what was trained is missing or not good."""
         verdicts = any(verdict.outcome is not LossOutcome.PASS for verdict in self.loss)
-        return super().lacks or verdicts or bool(self.loss_missing)
+        return super().lacks or verdicts
 
     @property
     def breaks(self) -> bool:
@@ -213,21 +211,7 @@ def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, prog
     refuse_cells(rows, read_fp8_policy(catalog.targets, matrix))
     policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
     session = run_session(target, options, rows, progress)
-    verdicts, absent = _judge_losses(session, rows)
-    return Fp8Result(**dict(session), loss=verdicts, loss_missing=absent, policy=policy)
-
-
-def _judge_losses(session: SessionResult, rows: Iterable[ProbeCell]) -> tuple[tuple[LossVerdict, ...], str]:
-    """The verdicts on the curves that this session's training left, and which curves are absent."""
-    wanted = {row.id: row.settings.get("recipes", "").split() for row in rows if row.code == _TRAINING}
-    trained = {receipt.cell: receipt for receipt in session.receipts if receipt.probe in wanted}
-    if not any(receipt.outcome in (Outcome.PASS, Outcome.FAIL) for receipt in trained.values()):
-        return (), ""  # not selected, or it did not come to an end: the cell says so
-    verdicts = tuple(verdict for verdict in judge_folder(Path(session.folder)).verdicts if verdict.of in trained)
-    judged = {(verdict.of, verdict.recipe) for verdict in verdicts}
-    absent = []
-    for cell, receipt in trained.items():
-        silent = [recipe for recipe in wanted[receipt.probe] if (cell, recipe) not in judged]
-        if silent and receipt.outcome is Outcome.PASS:
-            absent.append(f"{cell} left no curve of {', '.join(silent)}")
-    return verdicts, "; ".join(absent)
+    training, ended = {row.id for row in rows if row.code == _TRAINING}, (Outcome.PASS, Outcome.FAIL)
+    trained = {one.cell for one in session.receipts if one.probe in training and one.outcome in ended}
+    verdicts = judge_folder(Path(session.folder)).verdicts if trained else ()
+    return Fp8Result(**dict(session), loss=tuple(one for one in verdicts if one.of in trained), policy=policy)

@@ -62,6 +62,7 @@ class CellVerdict(Frozen):
         required: whether the receipt counts for a required cell.
         accepted: whether the receipt is evidence that the required cell passes.
         closes: whether it keeps the gate closed.
+        breaks: whether it does so by a breakage, whatever evidence it lacks beside it.
         rules: broken rules in the order of `reasons`, waived ones included.
         warnings: findings that break no rule.
         waived_by: owners of the waivers that cover broken rules; empty for none.
@@ -77,6 +78,7 @@ class CellVerdict(Frozen):
     required: bool = False
     accepted: bool = False
     closes: bool = False
+    breaks: bool = False
     rules: tuple[GateRule, ...] = ()
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -285,7 +287,7 @@ def _verdict(entry: Entry, context: GateContext) -> CellVerdict:
         fields = {"stack": context.order.stack, "target": context.rules.target.id}
     return CellVerdict(
         cell=entry.cell, run=entry.run, probe=entry.probe, required=entry.required, closes=entry.closes,
-        receipt_sha256=entry.file.sha256,
+        breaks=entry.breaks, receipt_sha256=entry.file.sha256,
         accepted=entry.required and not entry.standing, warnings=tuple(entry.warnings), waived_by=entry.waived_by,
         rules=tuple(reason.rule for reason in entry.reasons), reasons=tuple(reason.text for reason in entry.reasons),
         **fields,

@@ -40,7 +40,6 @@ _STACK_LIMIT_S: Final = 300.0  # imports torch once, on a disk that may be cold
 COUNTED: Final = {
     "deep_gemm": "deep_gemm", "fa4": "fa4", "inductor": "inductor or triton", "triton": "inductor or triton",
 }  # fmt: skip
-_GOOD: Final = (Outcome.PASS, Outcome.EXPECTED_UNSUPPORTED)
 _DID_NOT_RUN: Final = (Outcome.NOT_RUN, Outcome.BLOCKED)
 _LEAST_FREE: Final = 2**20  # bytes; a kernel has 30 kB to 1 MB
 _ROOT: Final = Path(".megacpp/jit")
@@ -250,7 +249,7 @@ def read_receipt_answer(receipt: Receipt) -> Answer:
             for one in jit.compiled
         ),
         hits=jit.hits,
-        failure="" if receipt.outcome in (*_GOOD, *_DID_NOT_RUN) else reason,
+        failure="" if receipt.outcome.is_good or receipt.outcome in _DID_NOT_RUN else reason,
         missing=reason if receipt.outcome in _DID_NOT_RUN else "",
         unwatched=tuple(f"{library}: {why}" for library, why in jit.unwatched.items()),
         seconds=receipt.seconds.get("total", 0.0),

@@ -111,7 +111,6 @@ def test_a_feature_is_judged_and_its_receipt_reads_back() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"steps": [{"loss": "nan"}]}, "on: its last step has no finite loss"),
         ({"forms": {"recompute": False}}, "on: forms.recompute was requested as true, and the run reports false"),
         ({"forms": {}}, "forms.recompute was requested as true, and the run reports nothing"),
         ({"choices": {}}, "no part layers.*.block was seen, which must be on te or native"),
@@ -119,7 +118,6 @@ def test_a_feature_is_judged_and_its_receipt_reads_back() -> None:
             {"choices": {"layers.0.block": {"observed": "sdpa"}}},
             "layers.0.block ran on sdpa, and must be on te or native",
         ),
-        ({"model": {}}, "its answer has another form: KeyError: 'size'"),
     ],
 )
 def test_what_is_no_evidence_is_reported_and_nothing_is_judged(more: dict[str, Any], said: str) -> None:
@@ -192,7 +190,6 @@ def test_features_run_in_one_process_and_are_judged_one_by_one(
     assert said is None or said in rows[1]["reasons"][0]
     kept = FeatureAblation.model_validate_json((tmp_path / "out" / "recompute.json").read_text())
     assert (round(kept.ratio, 2), kept.off["size"], len(kept.pairs)) == (1.1, "tiny", 4)
-    assert "recompute" in (tmp_path / "out" / "ablation.md").read_text()
 
 
 def test_an_arm_in_a_preset_that_was_rolled_back_does_not_start(call: Run, tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ Receipts = Mapping[str, Receipt]
 """Receipts of one stack by module."""
 Card = tuple[str, str, str]
 """Host, GPU, driver."""
+Noise = Mapping[tuple[Card, str, str], float]
+"""How far two runs of one stack on a card lie apart: ratio, the larger over the smaller, by card, module and use."""
 
 
 class TimingChange(Frozen):
@@ -71,19 +73,6 @@ class TimingChange(Frozen):
 
 
 @dataclass(frozen=True)
-class CardNoise:
-    """How far two runs of one stack on one card lie apart.
-
-    Attributes:
-        card: empty strings where nothing was run twice.
-        apart: ratio of the two runs of each use, the larger over the smaller, by module and name.
-    """
-
-    card: Card = ("", "", "")
-    apart: Mapping[tuple[str, str], float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Slowness:
     """Slower uses, and a factor that most modules share: the card, its clock, or the host.
 
@@ -101,24 +90,23 @@ class Slowness:
     shared: tuple[TimingChange, ...] = ()
 
 
-def measure_noise(first: Receipts, again: Receipts) -> CardNoise:
-    """How far two runs of one stack on the same card lie apart.
+def measure_noise(first: Receipts, again: Receipts) -> Noise:
+    """The noise of the card that two runs of one stack ran on; empty where they did not share one.
 
     Args:
         first, again: receipts of one stack, of two runs.
     """
-    card, apart = CardNoise().card, {}
+    apart = {}
     for module in first.keys() & again.keys():
         one, other = first[module], again[module]
         if one.stack == other.stack and _card(one.machine) == _card(other.machine):
             for before, after in _pairs(one, other):
-                card = _card(one.machine)
                 ratio = after.median_ms / before.median_ms
-                apart[module, before.name] = max(ratio, 1.0 / ratio)
-    return CardNoise(card, apart)
+                apart[_card(one.machine), module, before.name] = max(ratio, 1.0 / ratio)
+    return apart
 
 
-def compare_timings(before: Receipts, after: Receipts, noise: CardNoise) -> tuple[TimingChange, ...]:
+def compare_timings(before: Receipts, after: Receipts, noise: Noise) -> tuple[TimingChange, ...]:
     """Every use that was timed on both sides, in the order of `after`.
 
     A use is slower if the ratio of its medians is beyond the noise and every round of `after` took longer than every
@@ -172,7 +160,7 @@ def _pairs(before: Receipt, after: Receipt) -> list[tuple[Timing, Timing]]:
 
 
 def _find_bound(
-    module: str, cards: tuple[Card, Card], one: Timing, other: Timing, noise: CardNoise, *, many: bool
+    module: str, cards: tuple[Card, Card], one: Timing, other: Timing, noise: Noise, *, many: bool
 ) -> tuple[float, str]:
     """The largest ratio that noise explains, and where it comes from; 0 where two timings cannot be compared.
 
@@ -188,12 +176,12 @@ def _find_bound(
         return 0.0, "not compared: the host stretches times by what else it runs"
     if min(len(one.rounds_ms), len(other.rounds_ms)) < FEWEST_ROUNDS:
         return 0.0, f"not compared: fewer than {FEWEST_ROUNDS} rounds were timed"
-    if noise.card == cards[0]:
-        apart = noise.apart.get((module, one.name), 1.0)
+    if any(card == cards[0] for card, _, _ in noise):
+        apart = noise.get((cards[0], module, one.name), 1.0)
         if apart > DEVICE_NOISE:
             return apart, "two runs of one stack lay as far apart in this use"
         return DEVICE_NOISE, "healthy runs on one card differ by less"
-    if many and not any(noise.card):
+    if many and not noise:
         return UNMEASURED_NOISE, "healthy runs differ by less; no stack was run twice on this card"
     return 0.0, "not compared: no stack was run twice on this card, so its noise is unknown"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...catalog.policies import BREAKAGES, GateRule
 from ...gate.fp8 import PolicyResult, PresetDecision
 from ...gate.release import CellVerdict, GateDecision, GateWaiver
 from ...text import count
@@ -13,8 +12,6 @@ from ..marks import Mark, bad, good, mark_exit, mark_of, quiet, risk
 from .upgrade import describe_culprit, name_culprit
 from .words import join_same, list_fields, list_some, tabulate_facts
 
-# What breaks one of these is of something else than is judged, or too old: what it shows is no breakage of this.
-_OF_ANOTHER: Final = frozenset({GateRule.STACK, GateRule.TARGET, GateRule.AGE, GateRule.SCHEMA})
 _FACTS: Final = "judged_at rules_sha256 receipts_sha256 commit image_digest lock_hash codes signed_by baseline"
 
 
@@ -56,7 +53,7 @@ def _summarize(decision: GateDecision) -> str:
         signed = "" if decision.signed_by else ", without a signature"
         accepted = count(len(required), "required cell")
         return f"The gate is open{signed}: {accepted} accepted; by waiver: {waived or 'none'}."
-    rejected = {one.cell for one in required if _is_rejected(one)}
+    rejected = {one.cell for one in required if one.breaks}
     parts = {
         "culprits": "; ".join(map(name_culprit, decision.culprits)),
         "rejected": f"{len(rejected)} of {count(len(required), 'required cell')}" if rejected else "",
@@ -71,18 +68,9 @@ def _place_of(verdict: CellVerdict) -> str:
     return verdict.cell if verdict.run in ("", ".") else f"{verdict.run}/{verdict.cell}"
 
 
-def _is_rejected(verdict: CellVerdict) -> bool:
-    """Whether a cell is closed by a breakage, whatever evidence it lacks beside it.
-
-    A waiver holds off one of its breakages at least, and a verdict does not say which: one more is one that stands.
-    """
-    breaking = BREAKAGES & {*verdict.rules}
-    return verdict.closes and len(breaking) > bool(verdict.waived_by) and not _OF_ANOTHER & {*verdict.rules}
-
-
 def _mark(verdict: CellVerdict) -> Mark:
     if verdict.closes:
-        return bad("rejected" if _is_rejected(verdict) else "no evidence")
+        return bad("rejected" if verdict.breaks else "no evidence")
     if verdict.waived_by:
         return risk("waived")
     return good("accepted") if verdict.accepted else quiet("does not count")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ...canary.dynamic.scores import FaultScore, ScoreRow, Sighting, SuiteScore
-from ...gate.ablation import ARMS, AblationResult, ArmSeen, FeatureAblation
+from ...gate.ablation import ARMS, AblationResult, FeatureAblation
 from ..document import Block, Bullets, Content, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Tone, good, mark_exit, mark_of, missing
 from .words import list_some, show_rate, sum_up, tabulate_facts
@@ -81,9 +81,11 @@ def _show_feature(row: FeatureAblation) -> tuple[str, ...]:
     """Step time with its interval, as in "+3.1% [+2.4%, +3.9%]"; pairs of blocks; memory; loss without and with it."""
     time, low, high = (_show_change(one, 1.0) for one in (row.ratio, row.low, row.high))
     step = f"{time} [{low}, {high}]" if row.ratio else ""
-    off, on = (row.arms.get(arm, ArmSeen()) for arm in ARMS)
-    losses = "" if None in (off.loss, on.loss) else f"{off.loss:.3f}, {on.loss:.3f}"
-    return step, f"{len(row.pairs)} x {row.steps}", _show_change(on.peak_bytes, off.peak_bytes), losses
+    if not row.arms:
+        return step, "", "", ""
+    off, on = (row.arms[arm] for arm in ARMS)
+    memory = _show_change(on.peak_bytes, off.peak_bytes)
+    return step, f"{len(row.pairs)} x {row.steps}", memory, f"{off.loss:.3f}, {on.loss:.3f}"
 
 
 def _show_change(number: float, before: float) -> str:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from ...canary.dynamic.slowdown import compare_timings, measure_noise
+from ...canary.dynamic.slowdown import compare_timings
 from ...canary.dynamic.step import StackReceipts, StepResult, compare_stacks
 from ...catalog.bridge import Catalog
 from ...catalog.images import Needs, read_needs
@@ -150,7 +150,7 @@ def _judge(
         for side in (older, newer)
     )
     target = newer[0][0].target
-    timings = compare_timings(before.select(target), after.select(target), measure_noise({}, {}))
+    timings = compare_timings(before.select(target), after.select(target), {})
     step = compare_stacks(before, after, catalog.modules, timings, target=target, needs=needs)
     doubts = {
         cell.cell: f"{cell.doubt}: the newest receipt does not count as evidence"

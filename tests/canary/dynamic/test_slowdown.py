@@ -13,7 +13,7 @@ from megacpp_validate.canary.dynamic.slowdown import (
     MEMORY_RATIO,
     MEMORY_RISE_MIB,
     UNMEASURED_NOISE,
-    CardNoise,
+    Noise,
     Slowness,
     TimingChange,
     compare_timings,
@@ -106,17 +106,17 @@ def test_two_runs_of_one_stack_that_lie_further_apart_are_the_bound() -> None:
 @pytest.mark.parametrize(("ratio", "slower"), [(1.15, False), (1.22, True)])
 def test_where_nothing_was_run_twice_device_times_of_three_modules_are_compared(ratio: float, slower: bool) -> None:
     others = {name: receipt(name, (timing(1.0),)) for name in ("permute", "expert_gemm")}
-    row = compare_timings(one() | others, one(ratio) | others, CardNoise())[0]
+    row = compare_timings(one() | others, one(ratio) | others, {})[0]
     assert (row.slower, row.noise) == (slower, UNMEASURED_NOISE)
     # Two modules cannot tell a card with a lower clock from a slower module.
     del others["permute"]
-    row = compare_timings(one() | others, one(ratio) | others, CardNoise())[0]
+    row = compare_timings(one() | others, one(ratio) | others, {})[0]
     assert (row.slower, row.noise) == (False, 0.0)
 
 
 ELSEWHERE = replace(H200, host="node2")
 SHORT = {"attention": receipt("attention", (replace(timing(2.0), rounds_ms=(2.0, 2.0)),))}
-UNKNOWN: dict[str, tuple[dict[str, Receipt], CardNoise, str]] = {
+UNKNOWN: dict[str, tuple[dict[str, Receipt], Noise, str]] = {
     "another host": (one(2.0, machine=ELSEWHERE), TWICE, "now on"),
     "another driver": (one(2.0, machine=replace(H200, driver="590")), TWICE, "590"),
     "noise of another card": (one(2.0), measure_noise(*[one(machine=ELSEWHERE)] * 2), "run twice"),
@@ -129,7 +129,7 @@ UNKNOWN: dict[str, tuple[dict[str, Receipt], CardNoise, str]] = {
 
 @pytest.mark.parametrize(("after", "noise", "words"), UNKNOWN.values(), ids=UNKNOWN)
 def test_without_the_noise_of_this_card_nothing_is_slower_and_the_row_says_why(
-    after: dict[str, Receipt], noise: CardNoise, words: str
+    after: dict[str, Receipt], noise: Noise, words: str
 ) -> None:
     (row,) = compare_timings(one(), after, noise)
     assert (row.slower, row.noise, row.ratio) == (False, 0.0, 2.0)

@@ -64,17 +64,16 @@ UNLIKE = verdict("block", LossOutcome.REFUSED, refusals=("seeds 0 and 1 have no 
 
 
 VERDICTS = {
-    "follows": ((FOLLOWS,), "", Tone.GOOD),
-    "strays": ((FOLLOWS, STRAYS), "", Tone.BAD),
-    "unlike": ((FOLLOWS, UNLIKE), "", Tone.MISSING),
-    "absent": ((), "cell-x left no curve of delayed", Tone.MISSING),
+    "follows": ((FOLLOWS,), Tone.GOOD),
+    "strays": ((FOLLOWS, STRAYS), Tone.BAD),
+    "unlike": ((FOLLOWS, UNLIKE), Tone.MISSING),
 }
 
 
 @pytest.mark.parametrize("name", VERDICTS)
 def test_fp8_holds_only_where_every_verdict_on_the_loss_does(name: str, snapshot: SnapshotAssertion) -> None:
-    verdicts, absent, tone = VERDICTS[name]
-    result = Fp8Result(**CLEAN.model_dump(exclude={"schema_id"}), loss=verdicts, loss_missing=absent)
+    verdicts, tone = VERDICTS[name]
+    result = Fp8Result(**CLEAN.model_dump(exclude={"schema_id"}), loss=verdicts)
     document = describe_session(result)
     assert (document.mark.tone, result.exit == 0) == (tone, tone is Tone.GOOD)
     assert show_all(document) == snapshot
