@@ -74,7 +74,7 @@ class FeatureAblation(Result):
 
     Attributes:
         tool, commit: that ran it.
-        feature, title, plain, source: as the row says.
+        feature, title, plain: as the row says.
         off, on: whole orders of the two arms.
         arms: both as they were seen; empty where the process reported none.
         steps: of a block.
@@ -89,8 +89,6 @@ class FeatureAblation(Result):
     feature: str
     title: str
     plain: str
-    source: str
-    interpreter: str = ""
     off: dict[str, JsonValue]
     on: dict[str, JsonValue]
     arms: dict[ArmName, ArmSeen] = Field(default_factory=dict)
@@ -112,8 +110,8 @@ class AblationResult(Result):
     @property
     def lacks(self) -> bool:
         """Whether a feature is undecided or not judged, or none was selected; a tax closes nothing."""
-        open_ends = (Verdict.UNDECIDED, Verdict.NOT_JUDGED)
-        return not self.features or any(row.verdict in open_ends for row in self.features)
+        decided = (Verdict.WIN, Verdict.TAX, Verdict.NO_EFFECT)
+        return not self.features or any(row.verdict not in decided for row in self.features)
 
 
 LEAST: Final = math.log(1.05)  # effect that must be seen
@@ -314,10 +312,8 @@ def run_ablation(
     with own_folder(options.receipts):
         for name, answer in _run_in_turn(environment, orders, options):
             row = FeatureAblation(
-                commit=read_commit(), interpreter=environment.shown, feature=name,
-                **features[name].model_dump(include={"title", "plain", "source"}), off=orders[name]["off"],
-                on=orders[name]["on"],
-                **decide_feature(features[name], orders[name], answer),
+                commit=read_commit(), feature=name, title=features[name].title, plain=features[name].plain,
+                off=orders[name]["off"], on=orders[name]["on"], **decide_feature(features[name], orders[name], answer),
             )  # fmt: skip
             write_whole(options.receipts / f"{name}.json", row.model_dump_json(indent=2) + "\n")
             rows.append(row)

@@ -164,9 +164,9 @@ def refuse_cells(rows: Iterable[ProbeCell], policy: Fp8Policy) -> None:
         WrongArguments: the first of them, with reason, measurement and next step.
     """
     for row in rows:
-        given = row.settings
-        precision = given.get("recipes" if row.code == _TRAINING else "precision", "")
-        if reason := find_refused_run(policy, given.get("features", "production"), precision, given.get("changes", "")):
+        precision = row.settings.get("recipes" if row.code == _TRAINING else "precision", "")
+        preset, changes = row.settings.get("features", "production"), row.settings.get("changes", "")
+        if reason := find_refused_run(policy, preset, precision, changes):
             raise WrongArguments(f"{row.id} does not start: {reason}")
 
 

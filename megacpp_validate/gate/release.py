@@ -338,9 +338,7 @@ def _name_culprits(judged: Sequence[Entry], context: GateContext) -> tuple[Culpr
     red = {one.probe for one in judged if one.breaks and one.stands_against(GateRule.OUTCOME, GateRule.CONTRADICTED)}
     ranked = sorted(judged, key=lambda one: not one.required)  # a red receipt beside one that counts comes after it
     seen = {one.cell: one.whole for one in ranked if one.whole is not None and one.cell not in disowned}
-    found = list(
-        _share(row for one in judged if one.required or one.is_refused_by(GateRule.PRESET) for row in _name_own(one))
-    )
+    found = list(_share(row for one in judged for row in _name_own(one)))
     if red:
         blamed = blame_receipts(tuple(seen.values()), catalog.modules, needs)
         found += [row for row in blamed if red & {row.module, *row.cascades}]

@@ -96,7 +96,7 @@ def answer(**more: Any) -> dict[str, Any]:
 
 def decide(given: dict[str, Any]) -> FeatureAblation:
     said: dict[str, Any] = {
-        "tool": "test", "feature": "thing", "title": "It", "plain": "not it", "source": "here",
+        "tool": "test", "feature": "thing", "title": "It", "plain": "not it",
         "off": ORDERS["off"], "on": ORDERS["on"],
     }  # fmt: skip
     return FeatureAblation(**said, **decide_feature(FEATURE, ORDERS, given))

@@ -41,7 +41,7 @@ def test_committed_scores_are_read_with_their_figures(name: str, snapshot: Snaps
 
 
 def test_ablation(snapshot: SnapshotAssertion) -> None:
-    same: dict[str, Any] = {"tool": "tool 1", "plain": "without", "source": "here", "off": {}, "on": {}}
+    same: dict[str, Any] = {"tool": "tool 1", "plain": "without", "off": {}, "on": {}}
     off, on = ArmSeen(loss=3.0, peak_bytes=100), ArmSeen(loss=3.001, peak_bytes=80)
     seen = {
         "arms": {"off": off, "on": on},
