@@ -22,6 +22,7 @@ H200: Final = "docs/evidence/h200"
 FOUR: Final = f"compare-receipts {H200}/te2.12.0 {H200}/te2.14.1 {H200}/te2.17.1 {H200}/te2.20.2"
 VERBS: Final = {  # page -> what prints it
     "te_canary.txt": "canary 2.14.1 2.15.0",
+    "canary_torchao.txt": "canary 0.13.0 0.18.0 --library torchao",
     "te_canary_h200.txt": FOUR,
     "../evidence/support.md": f"{FOUR} --format markdown",
     "fp8_policy.txt": "fp8-policy",

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _GONE_LIMIT_S = 2.0  # what is killed and not gone by then sleeps in the kernel
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def main() -> None:
@@ -40,13 +40,13 @@ def main() -> None:
     if not first.endswith(b"\n"):
         return  # the tool was gone before its order was whole
     order = json.loads(first)
-    _control(_PR_SET_CHILD_SUBREAPER, 1)
+    control_process(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         process = subprocess.Popen(
             order["words"],
             env=order["variables"],
             start_new_session=True,
-            preexec_fn=lambda: _control(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - no thread runs yet
+            preexec_fn=lambda: control_process(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - no thread runs yet
         )
     except OSError as fault:
         line.sendall(json.dumps([fault.errno, fault.strerror, fault.filename]).encode())
@@ -80,7 +80,7 @@ def _kill(kill: object, number: int) -> None:
         kill(number, signal.SIGKILL)  # type: ignore[operator]
 
 
-def _control(option: int, value: int) -> None:
+def control_process(option: int, value: int) -> None:
     """prctl(2), where there is one."""
     with suppress(ImportError, AttributeError, OSError):
         import ctypes  # a Python can be built without

@@ -34,6 +34,7 @@ from .dynamic.slowdown import compare_timings, measure_noise
 from .dynamic.step import StackReceipts, StepResult, compare_stacks
 from .firewall.run import FirewallCase, FirewallResult, run_firewall
 from .static.findings import StaticResult, Sweep
+from .static.library import LIBRARIES, TE
 
 if TYPE_CHECKING:
     from .static.sources import Sources
@@ -46,7 +47,8 @@ class CanaryOptions(RunOptions):
     """What a person asks of the canary.
 
     Attributes:
-        releases: of Transformer Engine, in the order of the steps.
+        releases: in the order of the steps.
+        library: whose releases; those of another library than Transformer Engine have the static tier alone.
         source: folders of the source tree that the static tier judges; without any the current project if it uses
             Transformer Engine, else this project's bridge.
         environment: what the requirements of NEW are compared with, as --env takes it.
@@ -62,6 +64,7 @@ class CanaryOptions(RunOptions):
     releases: tuple[str, ...] = ()
     source: tuple[Path, ...] = ()
     environment: tuple[str, ...] = ()
+    library: str = "transformer-engine"
     every_pair: bool = False
     listing: bool = False
     tiers: str | None = None
@@ -153,6 +156,7 @@ def plan_canary(catalog: Catalog, options: CanaryOptions) -> CanaryPlan:
         NothingSelected: no tier, or no two releases.
     """
     choose_canary_probes(catalog, options.probes)
+    choose_names("library", list(LIBRARIES), [options.library])
     stacks = options.every_installed or bool(options.environments)
     alone = options.every_pair or options.listing
     tiers = (options.tiers if options.tiers is not None else "gpu" if stacks else "static").replace(",", " ").split()
@@ -161,9 +165,11 @@ def plan_canary(catalog: Catalog, options: CanaryOptions) -> CanaryPlan:
             "--all and --list belong to the static tier alone, between two releases at most. Next step: leave out "
             "either those or --tiers, --all-installed, --environment and further releases."
         )
-    if options.environment and (alone or "static" not in tiers):
+    is_te = LIBRARIES[options.library] is TE
+    if (options.environment and (alone or not is_te or "static" not in tiers)) or not (is_te or tiers == ["static"]):
         raise WrongArguments(
-            "--env belongs to the static tier of one step. Next step: give OLD and NEW, or leave it out."
+            "--env belongs to the static tier of one step of Transformer Engine, --library to the static tier. Next "
+            "step: give OLD and NEW, or leave them out."
         )
     if alone:
         return CanaryPlan(releases=options.releases)
@@ -191,9 +197,7 @@ def _is_same(one: str, other: str) -> bool:
 def _require_different(names: Sequence[str]) -> None:
     for one, other in combinations(names, 2):
         if _is_same(one, other):
-            raise WrongArguments(
-                f"{other} is given twice: there is no step to judge. Next step: give each release once."
-            )
+            raise WrongArguments(f"{other} is given twice. Next step: give each release once.")
 
 
 def _require_step(names: Sequence[str]) -> None:
@@ -213,23 +217,22 @@ def compare_pairs(catalog: Catalog, releases: Sequence[str], options: CanaryOpti
         NoEnvironment: the sources of a release cannot be had.
         EvidenceMissing: no file uses Transformer Engine, and one cannot be read.
     """
-    sources = open_sources("static")
+    sources = open_sources("static", options.library)
     from .requirements import Requirements
     from .static.named_rows import choose_roots
     from .static.sweep import read_chosen, read_pair, run_pair
 
-    needs = Requirements(catalog, options.environment, options.matrix, options.target)
+    library = sources.library
+    needs = Requirements(catalog, options.environment, options.matrix, options.target) if library is TE else None
     if len(releases) < 2:
-        releases = (releases[0] if releases else catalog.pinned.te, sources.versions()[-1])
+        listed = sources.versions()
+        releases = (*(releases or (catalog.pinned.te if library is TE else listed[-2:][0],)), listed[-1])
         if host_stacks.is_same_release(*releases):
-            raise NothingSelected(
-                f"{releases[0]} is the newest release on the index: there is no upgrade to judge. Next step: give two "
-                "releases, or --all."
-            )
-    source = read_chosen(choose_roots(options.source, Path.cwd()), catalog)
+            raise NothingSelected(f"{releases[0]} is the newest release on the index. Next step: give two releases.")
+    source = read_chosen(choose_roots(options.source, Path.cwd(), library), catalog, library)
     if not any(map(source.project.uses, source.project.using)) and (unread := source.project.unreadable):
         why = "".join(f"\n  {file}: {fault}" for file, fault in unread.items())
-        raise EvidenceMissing(f"Unreadable, and no other file uses Transformer Engine:{why}\nNext step: correct them.")
+        raise EvidenceMissing(f"Unreadable, and no other file uses {library.title}:{why}\nNext step: correct them.")
     return tuple(
         run_pair(*read_pair(sources, old, new), source, tool=TOOL, verbose=options.verbose, requirements=needs)
         for old, new in pairwise(releases)
@@ -243,11 +246,11 @@ def compare_every_pair(catalog: Catalog, ends: Sequence[str], options: CanaryOpt
         WrongArguments: an end is no release on the index.
         NothingSelected: no two releases can be read.
     """
-    sources = open_sources("static")
+    sources = open_sources("static", options.library)
     from .static.named_rows import choose_roots
     from .static.sweep import OLDEST, run_sweep
 
-    roots = choose_roots(options.source, Path.cwd())
+    roots = choose_roots(options.source, Path.cwd(), sources.library)
     versions = sources.versions()
     readable = versions[versions.index(OLDEST) :] if OLDEST in versions else versions  # a mirror may start later
     first, last = (*ends, *(readable[0], readable[-1])[len(ends) :])
@@ -348,8 +351,8 @@ def _judge(
 # --- arguments ------------------------------------------------------------------------------------------------------
 
 
-def open_sources(tier: str) -> Sources:
-    """The sources of releases.
+def open_sources(tier: str, library: str = "transformer-engine") -> Sources:
+    """The sources of releases of a library.
 
     Raises:
         NoEnvironment: this interpreter has no griffe, which reads sources; a GPU host need not have it.
@@ -361,7 +364,7 @@ def open_sources(tier: str) -> Sources:
             f"The {tier} tier cannot read sources here: {fault}. Likely cause: nox runs in the interpreter of a GPU "
             "host, which has no griffe. Next step: run that tier on a laptop, and --tiers gpu here."
         ) from fault
-    return Sources()
+    return Sources(library=LIBRARIES[library])
 
 
 def require_listed(names: Sequence[str], versions: Sequence[str]) -> None:
@@ -374,10 +377,8 @@ def require_listed(names: Sequence[str], versions: Sequence[str]) -> None:
 
     for name in names:
         if name not in versions:
-            raise UnknownRelease(
-                f"There is no Transformer Engine {name} on the index. Nearest: {', '.join(nearest(name, versions))}. "
-                "Next step: choose one of them; `nox -s te_canary -- --list` shows all."
-            )
+            near = ", ".join(nearest(name, versions))
+            raise UnknownRelease(f"There is no release {name} on the index. Nearest: {near}. Next step: choose one.")
 
 
 def _read_one(what: str, values: Collection[str]) -> str:

@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 
 _RELEASES = typer.Argument(
     metavar="[OLD] [NEW] [MORE]...",
-    help="Release in use, release to judge, further ones; for the static tier also a folder that holds "
-    "transformer_engine/. Default: the pinned release and the newest on the index.",
+    help="Release in use, release to judge, further ones; for the static tier also folders that hold the package. "
+    "Default: the pinned release (of another library the last but one) and the newest on the index.",
 )
-_SOURCE = (
-    "Folder of the code to judge; repeated. Default: the current folder if it uses Transformer Engine, else the bridge."
-)
+_SOURCE = "Folder of the code to judge; repeated. Default: the current folder if it uses the library, else the bridge."
 _ENV = (
     "Environment that NEW is for: cublas=13.1,cudnn=9.14,torch=2.11 | a `pip freeze` file | doctor's JSON | an "
     "interpreter | an NGC tag of the matrix; repeated, the later one counts."
 )
+_LIBRARY = "Of the releases: deep-gemm, flash-attn, flash-attn-3, flash-attn-4, liger-kernel, torchao, triton."
 _PLACE = "NAME=overlay:DIR | python:PATH | image:REPOSITORY@DIGEST; repeated."
 
 
@@ -37,6 +36,7 @@ def canary(
     /,
     source: Annotated[tuple[Path, ...], _SOURCE] = (),
     environment: Annotated[tuple[str, ...], typer.Option("--env", help=_ENV)] = (),
+    library: Annotated[str, _LIBRARY] = "transformer-engine",
     every_pair: Annotated[bool, typer.Option("--all", help="Every adjacent pair of releases, as one grid.")] = False,
     fail_on: Annotated[Literal["break", "risk"], "Exit code 1 for a breakage, or for a risk too."] = "break",
     listing: Annotated[bool, typer.Option("--list", help="List the releases on the index.")] = False,
@@ -75,7 +75,7 @@ def _judge(context: Context, options: CanaryOptions) -> Answer | str:
 
     catalog, plan = context.catalog, upgrade.plan_canary(context.catalog, options)
     if options.listing:
-        return "\n".join(upgrade.open_sources("static").versions())
+        return "\n".join(upgrade.open_sources("static", options.library).versions())
     if options.every_pair:
         sweep = upgrade.compare_every_pair(catalog, plan.releases, options, context.progress)
         return Answer(sweep, "static:describe_sweep")

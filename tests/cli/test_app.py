@@ -122,6 +122,8 @@ CALLS = (
     ("te-canary 2.8.0 2.9.0 --env cublass=13.1", 2, "write cublas"),
     ("te-canary --tiers gpu --env cublas=13.1", 2, "--env"),
     ("te-canary --list --fail-on risk", 2, "--fail-on"),
+    ("te-canary 0.1.3 0.2.5 --library deepgemm", 2, "no library 'deepgemm'"),
+    ("te-canary 0.1.3 0.2.5 --library deep-gemm --env torch=2.11", 2, "--library"),
     ("te-canary --all 2.8.0 2.9.0 2.10.0", 2, "between two releases at most"),
     ("te-canary --all --tiers gpu", 2, "--all"),
     ("te-canary --all --env cublas=13.1", 2, "--env"),

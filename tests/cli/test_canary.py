@@ -8,7 +8,7 @@ import pytest
 
 from megacpp_validate.canary.static.sources import CACHE_VARIABLE
 from tests.canary.static.small_index import BROKEN, LINEAR, UNREACHABLE, use_index
-from tests.canary.static.small_sources import write_release
+from tests.canary.static.small_sources import write_files, write_release
 from tests.catalog.refusals import copy_matrix
 from tests.command_line import Run, Said, make_run
 
@@ -110,6 +110,14 @@ def test_the_only_file_that_uses_it_is_no_python(run: Run, folders: dict[str, Pa
     (project / "src" / "train.py").write_text(f"{TRAIN}layer = (\n")
     said = run("canary", folders["old"], folders["broken"], "--source", project / "src")
     assert (said.code, "train.py: '(' was never closed" in said.err, "line 3" in said.err) == (MISSING, True, True)
+
+
+def test_a_library_that_is_named_is_the_one_that_is_judged(run: Run, tmp_path: Path) -> None:
+    for side, code in (("old", "new = 1\nalias = new"), ("new", "new = 1"), ("src", "from deep_gemm import alias")):
+        write_files(tmp_path / side, {"deep_gemm/__init__.py" if side != "src" else "train.py": code})
+    pair = ("canary", tmp_path / "old", tmp_path / "new", "--source", tmp_path / "src")
+    said = run(*pair, "--library", "deep-gemm")
+    assert (said.code, "DeepGEMM" in said.out, "train.py:1" in said.out) == (CLOSED, True, True)
 
 
 def test_a_risk_closes_where_risks_do(run: Run, folders: dict[str, Path], project: Path, tmp_path: Path) -> None:

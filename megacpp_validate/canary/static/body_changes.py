@@ -16,7 +16,6 @@ from .findings import Change, ChangeKind, Impact
 from .guard_changes import Consumed, Passed, compare_guards, known_inside
 from .reach import constant_in
 from .release import Found, Release
-from .source_files import PACKAGE
 from .surface import Argument, Use
 from .syntax_nodes import parameters_of, walk
 
@@ -242,7 +241,7 @@ class _Reader:
         found = None
         if all(part.isidentifier() for part in dotted.split(".")):
             found = self._release.in_scope(self._function.module, dotted)
-        obj = found.obj if isinstance(found, Found) and found.obj.path.startswith(PACKAGE) else None
+        obj = found.obj if isinstance(found, Found) and self._release.library.owns(found.obj.path) else None
         if isinstance(obj, griffe.Function) and not obj.decorators:
             yield from returned(self._release, obj, self._depth - 1)
         else:

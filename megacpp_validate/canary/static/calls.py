@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from packaging.utils import canonicalize_name
+
 from .expressions import Access, Expressions, Lacking
 from .interpreted import (
     ANYTHING,
@@ -40,7 +42,6 @@ from .interpreted import (
 )
 from .release import Absent, Found
 from .shapes import shape_of, signature_of
-from .source_files import PACKAGE
 from .surface import RESULT, UNKNOWN, Symbol, UseKind
 from .syntax_nodes import once_per_node, parameters_of
 
@@ -48,9 +49,6 @@ _DEEPEST: Final = 12  # calls within calls
 _STEPS: Final = 20_000  # calls for which a function is read again
 # Methods that load the state of a module, what Transformer Engine runs then, and what else has such a method.
 _LOADS: Final = frozenset({"load_state_dict", "set_extra_state"})
-_LAYER_STATE: Final = Vendor(
-    Symbol("transformer_engine.pytorch.module.base", "TransformerEngineBaseModule"), (RESULT, "set_extra_state")
-)
 _OF_TORCH: Final = re.compile("state_dict|zero_grad|param_group|parameters|extra_state|extra_repr|^register_|_hook$")
 _NO_MODULES: Final = ("optim", "sched", "scaler", "loader", "sampler", "callback")
 _MINDS_VERSION: Final = frozenset({"__version__", "find_spec", "get_distribution", "version"})
@@ -140,9 +138,9 @@ class Calls(Expressions):
     def _note_replaced(self, node: ast.Call, names: Names, given: list[Values]) -> None:
         """Note what a test replaces, which has to be there: `patch("transformer_engine.f")`, `setattr(te, "f", g)`."""
         match [next((one.value for one in values if isinstance(one, Const)), None) for values in given[:2]]:
-            case [str(dotted), *_] if dotted.startswith(f"{PACKAGE}."):
-                owners: Values = frozenset({VendorModule(PACKAGE)})
-                steps = dotted.split(".")[1:]
+            case [str(dotted), *_] if "." in dotted and self.release.library.owns(dotted):
+                package, *steps = dotted.split(".")
+                owners: Values = frozenset({VendorModule(package)})
             case [None, str(name)]:
                 owners, steps = given[0], [name]
             case _:
@@ -159,9 +157,12 @@ class Calls(Expressions):
         such layers, and where the code names FP8: without FP8 the state of a layer is empty.
         """
         owner = ast.unparse(func.value).lower()
+        layer = Symbol(*self.release.library.layer.rpartition(".")[::2])
         is_module = not any(word in owner for word in _NO_MODULES) and called <= {Unknown, External, Vendor}
-        if is_module and not self._quiet and (func.attr == "set_extra_state" or self.project.loads_fp8(names.file)):
-            use = self._use(_LAYER_STATE, UseKind.CALL, node, names)
+        is_noted = is_module and layer.name and not self._quiet
+        if is_noted and (func.attr == "set_extra_state" or self.project.loads_fp8(names.file)):
+            state = Vendor(layer, (RESULT, "set_extra_state"))
+            use = self._use(state, UseKind.CALL, node, names)
             self._keep_use(replace(use, positionals=(UNKNOWN,)), func)
 
     def _call_one(self, callee: Value, call: Call) -> Values:
@@ -339,18 +340,20 @@ class Calls(Expressions):
                 return called
             case ("print" | "setattr" | "delattr", _):
                 return ANYTHING
-        return self._call_about_release(callee.path.rpartition(".")[2], call) or call_external(
-            callee.path, call.given, self.release.version
-        )
+        return self._call_about_release(callee.path.rpartition(".")[2], call) or call_external(callee.path, call.given)
 
     def _call_about_release(self, name: str, call: Call) -> Values | None:
         """What a function of Python gives by which a project asks what a release has; None for any other."""
         match name, call.given:
             case ("dir" | "vars" | "signature" | "getfullargspec", [owners]):
                 return frozenset(Listing(one, of_call=name not in ("dir", "vars")) for one in owners)
+            case ("version" | "get_distribution", [names, *_]):
+                own = self.release.library.distributions
+                is_own = all(isinstance(one, Const) and canonicalize_name(str(one.value)) in own for one in names)
+                return constant(self.release.version) if is_own else ANYTHING
             case ("find_spec", [targets, *_]):
                 dotted = [str(one.value) for one in targets if isinstance(one, Const)]
-                if all(one.partition(".")[0] == PACKAGE for one in dotted):
+                if all(map(self.release.library.owns, dotted)):
                     return either(*(NOTHING if self._of_text(one) == ANYTHING else constant(True) for one in dotted))
             case ("map", [callees, over]):
                 items = [one.values for one in over if isinstance(one, Items)]
@@ -361,7 +364,7 @@ class Calls(Expressions):
         return None
 
     def _of_text(self, dotted: str) -> Values:
-        if dotted.partition(".")[0] == PACKAGE:
+        if self.release.library.owns(dotted):
             return frozenset({VendorModule(dotted)}) if self.release.module(dotted) is not None else ANYTHING
         file = self.project.find(dotted)
         return frozenset({ProjectModule(file) if file is not None else External(dotted)})

@@ -23,7 +23,7 @@ from .import_time import compare_import_time, deprecated_modules
 from .interpret import Interpreter
 from .project import Source, SourceUnused
 from .reach import constant_in
-from .release import Absent, Found, Opaque, Release, takes_binary_names
+from .release import Absent, Found, Opaque, Release
 from .relocation import likely_member, moved_to, renamed_to
 from .shapes import (
     Shape,
@@ -114,8 +114,8 @@ def read_pairs(
         only = f" ({', '.join(named[:3])} names it in comments or texts only)" if named else ""
         unread = f" Not judged: {', '.join(known.unreadable)}." if known.unreadable else ""
         raise SourceUnused(
-            f"None of {len(known.files)} Python files that could be read uses Transformer Engine{only}.{unread} "
-            "Next step: nothing, or give the folder that holds `import transformer_engine` as --source."
+            f"None of {len(known.files)} Python files that could be read uses {old.library.title}{only}.{unread} "
+            f"Next step: nothing, or give the folder that holds `import {old.library.package}` as --source."
         )
     used = {pair.use.module for pair in pairs}
     order = source.order or tuple(row for row in (readers[1].order | readers[0].order) if row in used)
@@ -217,12 +217,15 @@ class _Comparison:
             return
         if after is not None and other is None and one is not None and self._left_binary(first):
             after = None
-        if after is None:
+        had = _resolve(self.old, pair.after) if first != second else None
+        is_other = had is not None and (one is None or had != before)  # not an alias of the one that is lost
+        is_fallback = after is not None and is_other and _resolve(self.new, pair.before) is None
+        if after is None or is_fallback:
             if use.optional and (use.module, use.function) in self.renewed:
                 return
             lost = self._lost_symbol(first, one)
             caught = replace(lost, impact=Impact.RISK, cause=Cause.SILENT_FALLBACK, doubt=Doubt.CAUGHT)
-            yield caught if use.optional else lost
+            yield caught if use.optional or is_fallback else lost
             return
         if first != second and one is not None and other is not None:
             yield Change(  # the same thing in another place, and the bridge looks there first
@@ -246,8 +249,8 @@ class _Comparison:
     def _left_binary(self, symbol: Symbol) -> bool:
         """Whether a name that the package defined itself is now at best one of its binary, which it does not use."""
         holder = self.new.module(symbol.module)
-        is_binary = holder is not None and takes_binary_names(holder)
-        return is_binary and symbol.name not in self.new.names_of_binary()
+        is_binary = holder is not None and self.new.takes_binary_names(holder)
+        return is_binary and symbol.name not in self.new.names_of_binary
 
     def _lost_symbol(self, symbol: Symbol, was: griffe.Object | None) -> Change:
         moved, renamed = moved_to(self.new, symbol), ""
@@ -353,7 +356,7 @@ class _Comparison:
     def import_time(self) -> Iterator[Met]:
         """What importing Transformer Engine itself meets."""
         use = next(iter(self.surface.uses))
-        anchor = Symbol("transformer_engine.pytorch", "")
+        anchor = Symbol(self.old.library.roots[0], "")
         use = replace(use, module=self.surface.module_order[0], site=self.surface.entry)
         for change in compare_import_time(self.old, self.new):
             ends = change.impact is Impact.BREAKING  # nothing of the bridge has Transformer Engine then

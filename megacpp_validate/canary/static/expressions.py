@@ -392,7 +392,7 @@ class Expressions(ABC):
         if at.attr.startswith("__"):  # every module has __file__, __path__ and their like
             special = {"__version__": constant(self.release.version), "__dict__": frozenset({Listing(owner)})}
             return special.get(at.attr, ANYTHING)
-        if self.release.module(f"{owner.path}.{at.attr}") is not None:
+        if self.release.gives_module(owner.path, at.attr):
             return frozenset({VendorModule(f"{owner.path}.{at.attr}")})
         return self._note_name(Symbol(owner.path, at.attr), at.node, at.names, "AttributeError")
 

@@ -130,6 +130,7 @@ class StaticResult(Frozen):
     """The static tier's answer for one pair of releases.
 
     Attributes:
+        library: whose releases, as people call it.
         modules: one row a bridge module, in dependency order.
         findings: breaking first, then risk; harmless ones that touch a consumed symbol last.
         not_consumed: API changes between the two that the bridge does not consume: counted, and listed only with
@@ -146,6 +147,7 @@ class StaticResult(Frozen):
 
     schema_id: Literal["megacpp-validate/static/1"] = "megacpp-validate/static/1"
     tool: str
+    library: str = "Transformer Engine"
     old: ReleaseSource
     new: ReleaseSource
     downgrade: bool

@@ -1,6 +1,6 @@
-"""Reads what importing Transformer Engine requires: libraries, checks that must pass, names of its own.
+"""Reads what importing a library requires: libraries, checks that must pass, names of its own.
 
-Read from the code that runs when `transformer_engine.pytorch` is imported: the top level of every module that it
+Read from the code that runs when its first root is imported: the top level of every module that it
 imports in turn, and the functions of the package that those top levels call.
 """
 
@@ -21,14 +21,12 @@ from .findings import Change, ChangeKind, Impact
 from .lazy_names import lazy_branch
 from .reach import bound_names
 from .release import Absent, Release
-from .source_files import PACKAGE
 from .surface import Symbol, argument_of
 from .syntax_nodes import stored_by, walk
 
-ENTRY = "transformer_engine.pytorch"
 # What torch itself has asked for since 2.1 (`Requires-Dist` of its wheels) is there wherever torch is.
 _WITH_TORCH = frozenset({"filelock", "fsspec", "jinja2", "networkx", "sympy", "typing_extensions"})
-_GIVEN = frozenset({PACKAGE, "torch", "__future__", *sys.stdlib_module_names}) | _WITH_TORCH
+_GIVEN = frozenset({"torch", "__future__", *sys.stdlib_module_names}) | _WITH_TORCH
 _COVERS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException", ""})
 _CALL_DEPTH = 2
 # Private, but there in torch 2.1 already, the least that Transformer Engine 2 takes.
@@ -84,7 +82,7 @@ def compare_import_time(old: Release, new: Release) -> Iterator[Change]:
 
 
 def read_requirements(release: Release) -> list[Requirement]:
-    """Everything that importing `transformer_engine.pytorch` asks for, in the order of the files."""
+    """Everything that importing the first root of the library asks for, in the order of the files."""
     stored = release.stored("import-time", lambda: [vars(r) for r in _Walk(release).requirements()])
     return [Requirement(**item) for item in stored]
 
@@ -110,8 +108,8 @@ def _same(one: Requirement, other: Requirement) -> bool:
         return False
     if one.text == other.text:
         return not (other.condition and not one.condition)  # what was asked for at times is now asked for always
-    if one.what != "check":
-        return False
+    if one.what != "check":  # under a test a library is named by its module, else by its package
+        return one.what == "library" and not other.condition and one.text.startswith(f"{other.text}.")
     numbers = [c for c in one.text if c.isdigit()] == [c for c in other.text if c.isdigit()]
     return numbers and SequenceMatcher(None, one.text, other.text).ratio() > 0.85
 
@@ -127,7 +125,7 @@ class _Walk:
 
     def requirements(self) -> list[Requirement]:
         """Every requirement, those asked for always before those asked for at times."""
-        self._module(ENTRY)
+        self._module(self._release.library.roots[0])
         return sorted(self._found.values(), key=lambda r: (r.what, r.text))
 
     def _module(self, path: str) -> None:
@@ -179,14 +177,14 @@ class _Walk:
 
     def _imported(self, module: str, names: tuple[str, ...], node: ast.stmt, place: _Place, condition: str) -> None:
         top = module.partition(".")[0]
-        if condition == "optional":
+        library = self._release.library
+        if condition == "optional" or (library.owns(module) and library.is_opaque(module)):
             return
-        if top == PACKAGE:
+        if library.owns(module):
             for missing in self._missing(module, names):
                 self._add(Requirement("own", missing, condition, place.file, node.lineno))
-            self._module(module)
-            for name in names:
-                self._module(f"{module}.{name}")
+            for name in (module, *(f"{module}.{name}" for name in names)):
+                self._module(name)
         elif top == "torch" and module not in _OLD_PRIVATE and any(part.startswith("_") for part in module.split(".")):
             self._add(Requirement("library", module, condition, place.file, node.lineno))  # private: it comes and goes
         elif top and top not in _GIVEN:
@@ -210,7 +208,7 @@ class _Walk:
         where = place
         if found is None:
             source = _imported_from(place, call.func.id)
-            file = self._file_of(source) if source.startswith(PACKAGE) else None
+            file = self._file_of(source) if self._release.library.owns(source) else None
             if file is None:
                 return
             where = _Place(file, source, source.rpartition(".")[0], self._release.syntax(file))

@@ -44,7 +44,6 @@ from .interpreted import (
 )
 from .project import SourceFile
 from .release import Absent
-from .source_files import PACKAGE
 from .surface import Symbol, Use, UseKind, argument_of, is_caught, named_kinds, parameter_facts
 from .syntax_nodes import stored_by
 
@@ -194,7 +193,7 @@ class Interpreter(Calls):
         """What follows is not reached; at the top level of a module the release has decided that, and is refused."""
         self._children(node, names)
         if names.outer is None:
-            self._note(Vendor(Symbol(PACKAGE, "__version__")), UseKind.REFUSAL, node, names)
+            self._note(Vendor(Symbol(self.release.library.package, "__version__")), UseKind.REFUSAL, node, names)
         return False
 
     _do_continue = _do_break = _do_raise  # of a loop, so that nothing is refused
@@ -318,9 +317,9 @@ class Interpreter(Calls):
         """Whether a statement of a `try` can only fail where Transformer Engine does."""
         match statement:
             case ast.Import(names=aliases):
-                return all(alias.name.partition(".")[0] == PACKAGE for alias in aliases)
+                return all(self.release.library.owns(alias.name) for alias in aliases)
             case ast.ImportFrom(module=module, level=0):
-                return (module or "").partition(".")[0] == PACKAGE
+                return self.release.library.owns(module or "")
             case ast.Assign(value=value) | ast.Return(value=ast.expr() as value) | ast.Expr(value=value):
                 kinds = Const | Vendor | VendorModule if isinstance(value, ast.Attribute) else Const
                 known = all(isinstance(one, kinds) for one in self._quietly(value, names))
@@ -364,7 +363,7 @@ class Interpreter(Calls):
                 self._import_module(alias, node, names)
             return
         module = names.file.absolute(node.level, node.module or "")
-        if module.partition(".")[0] == PACKAGE:
+        if self.release.library.owns(module):
             self._note_entry(node, names)
             for alias in node.names:
                 self._import_symbol(module, alias, node, names)
@@ -400,7 +399,7 @@ class Interpreter(Calls):
     def _import_module(self, alias: ast.alias, node: ast.stmt, names: Names) -> None:
         first = alias.name.partition(".")[0]
         bound, target = (alias.asname, alias.name) if alias.asname else (first, first)
-        if first == PACKAGE:
+        if self.release.library.owns(first):
             self._note_entry(node, names)
             if "." in alias.name:
                 owner, _, last = alias.name.rpartition(".")
@@ -419,7 +418,7 @@ class Interpreter(Calls):
                 self._note_name(Symbol(*module.rpartition(".")[::2]), node, names, raised)
             return
         bound, values = alias.asname or alias.name, frozenset[Value]({VendorModule(f"{module}.{alias.name}")})
-        if self.release.module(f"{module}.{alias.name}") is None:
+        if not self.release.gives_module(module, alias.name):
             values = self._note_name(Symbol(module, alias.name), node, names, raised, bound)
         names.bind(bound, values)
 
@@ -481,5 +480,5 @@ def _is_decorated(node: ast.AST, name: str) -> bool:
 def _only_imports(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a function does nothing but import from Transformer Engine and hand on what it found."""
     kinds = ast.Import | ast.ImportFrom | ast.Try | ast.Return | ast.Expr
-    imports = [one for one in ast.walk(node) if isinstance(one, ast.ImportFrom)]
-    return bool(imports) and all(isinstance(statement, kinds) for statement in node.body)
+    imports = (isinstance(one, ast.ImportFrom) or "import_module(" in ast.unparse(one) for one in ast.walk(node))
+    return any(imports) and all(isinstance(statement, kinds) for statement in node.body)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import itertools
 import operator
-import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -311,7 +310,6 @@ _METHODS: Final[dict[type, frozenset[str]]] = {
     SpecifierSet: frozenset({"contains"}),
 }
 VERSION_PARTS: Final = frozenset({"major", "minor", "micro", "release", "base_version", "public"})
-_DISTRIBUTION: Final = re.compile(r"transformer[-_]engine([-_](torch|cu12|cu13))?", re.IGNORECASE)
 _VERSIONS: Final = frozenset({"Version", "LooseVersion", "StrictVersion", "TorchVersion", "parse", "parse_version"})
 _BUILTINS: Final[dict[str, Callable[..., Any]]] = {
     "str": str, "int": int, "float": float, "bool": bool, "len": len, "tuple": tuple, "list": list, "max": max,
@@ -432,21 +430,18 @@ def cut(owner: Values, lower: Values, upper: Values) -> Values:
     return ANYTHING
 
 
-def call_external(path: str, arguments: Sequence[Values], release: str) -> Values:
+def call_external(path: str, arguments: Sequence[Values]) -> Values:
     """What a call of a function of another package gives, where it reads or makes a version.
 
     Args:
         path: dotted name of the function.
         arguments: positional ones.
-        release: version of Transformer Engine.
     """
     last = path.rpartition(".")[2]
     given = [plain(next(iter(one))) if len(one) == 1 else None for one in arguments]
     if not given or None in given:
         return ANYTHING
     values = [one[0] for one in given if one is not None]
-    if last in ("version", "get_distribution") and _DISTRIBUTION.fullmatch(str(values[0])):
-        return constant(release)
     made = Version if last in _VERSIONS else SpecifierSet if last == "SpecifierSet" else None
     if made is not None:
         try:

@@ -10,7 +10,7 @@ def lazy_target(tree: ast.Module, module: str, name: str) -> str | None:
     """Where a module's lazy `name` comes from.
 
     Read are a `__getattr__` that imports under `if name == "X"`, tables from name to module (a dict of strings or
-    pairs) and from module to names (a dict of lists, as lazy_loader takes).
+    pairs) and from module to names (a dict of lists, as lazy_loader takes); `importlib.import_module` under that test.
 
     Returns:
         The dotted path of the target; "" if the module's lazy names are all known and `name` is not among them;
@@ -20,10 +20,14 @@ def lazy_target(tree: ast.Module, module: str, name: str) -> str | None:
     if branch := lazy_branch(tree, name):
         if isinstance(branch.body[-1], ast.Raise):
             return ""
-        for found in (node for node in ast.walk(branch) if isinstance(node, ast.ImportFrom)):
-            for alias in found.names:
-                if name in (alias.asname, alias.name):
-                    return f"{resolve_name('.' * found.level + (found.module or ''), module)}.{alias.name}"
+        for found in ast.walk(branch):
+            match found:
+                case ast.ImportFrom(module=owner, names=names, level=level):
+                    for alias in names:
+                        if name in (alias.asname, alias.name):
+                            return f"{resolve_name('.' * level + (owner or ''), module)}.{alias.name}"
+                case ast.Call(args=[ast.Constant(value=str(where)), *_]) if "import_module" in ast.unparse(found):
+                    return f"{resolve_name(where, module)}.{name}"
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             if found_in := _from_table(node, module, name):
@@ -48,8 +52,8 @@ def lazy_branch(tree: ast.Module, name: str) -> ast.If | None:
 
 
 def _texts_of(tree: ast.Module, group: ast.expr) -> set[object]:
-    """The texts in a group that is written there, or under a name of the module; keys of a dict."""
-    for node in tree.body if isinstance(group, ast.Name) else ():
+    """The texts in a group that is written there, or under a name anywhere in the module; keys of a dict."""
+    for node in ast.walk(tree) if isinstance(group, ast.Name) else ():
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == ast.unparse(group):
             group = node.value
     elements = group.keys if isinstance(group, ast.Dict) else getattr(group, "elts", [group])

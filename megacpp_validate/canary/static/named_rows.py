@@ -15,6 +15,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...catalog.file import PACKAGE_ROOT
+from .library import TE, Library
 from .project import Project, Source, SourceFile, SourceUnreadable
 
 _TABLE: Final = "megacpp-validate"
@@ -27,7 +28,7 @@ class _Settings(BaseModel):
     modules: dict[str, list[str]] = Field(default_factory=dict)
 
 
-def choose_roots(given: Sequence[Path], here: Path) -> tuple[Path, ...]:
+def choose_roots(given: Sequence[Path], here: Path, library: Library = TE) -> tuple[Path, ...]:
     """The folders to judge: those given, else the current project if it mentions Transformer Engine.
 
     Returns:
@@ -40,13 +41,13 @@ def choose_roots(given: Sequence[Path], here: Path) -> tuple[Path, ...]:
     if in_checkout or here in (Path(here.anchor), Path.home()):
         return ()
     try:
-        project = Project([here])
+        project = Project([here], library=library)
     except SourceUnreadable:
         return ()
     return (here,) if any(map(project.uses, project.files.values())) else ()
 
 
-def read_source(roots: Sequence[Path]) -> Source:
+def read_source(roots: Sequence[Path], library: Library = TE) -> Source:
     """A source tree of any project: a row a file, or a row a module that its pyproject.toml names.
 
     Files are shown relative to the current folder, where annotations look for them.
@@ -55,7 +56,7 @@ def read_source(roots: Sequence[Path]) -> Source:
         SourceUnreadable: a folder or a table is wrong; the text names the file and the key.
     """
     here = Path.cwd()
-    project = Project(roots, shown_from=here)
+    project = Project(roots, here, library)
     rows: dict[str, str] = {}
     known = {os.path.realpath(file.path): file for file in project.files.values()}
     for settings in dict.fromkeys(found for root in roots if (found := _find_settings(root)) is not None):

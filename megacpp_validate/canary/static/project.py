@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import NothingSelected, WrongArguments
-from .source_files import PACKAGE, decoded
+from .library import TE, Library
+from .source_files import decoded
 
 _SKIPPED: Final = frozenset({"build", "dist", "node_modules", "site-packages", "__pycache__", "venv"})
 _LARGEST: Final = 4_000_000  # bytes; no person wrote a longer file
-_USED: Final = re.compile(r"^[^#\n]*\btransformer[_-]engine", re.MULTILINE)
-_NAMED: Final = (PACKAGE, "transformer-engine")
 
 
 class SourceUnused(NothingSelected):
@@ -63,12 +62,15 @@ class Project:
     Args:
         roots: folders, or single files.
         shown_from: files below this absolute folder are shown relative to it, others to their root.
+        library: whose uses are read.
 
     Raises:
         SourceUnreadable: a root does not exist, or there is no Python file.
     """
 
-    def __init__(self, roots: Sequence[Path], shown_from: Path | None = None) -> None:
+    def __init__(self, roots: Sequence[Path], shown_from: Path | None = None, library: Library = TE) -> None:
+        self.library = library
+        self._used = re.compile(rf"^[^#\n]*\b{library.package.replace('_', '[_-]')}", re.MULTILINE)
         self.unreadable: dict[str, str] = {}
         self.files: dict[str, SourceFile] = {}
         self._trees: dict[str, ast.Module | None] = {}
@@ -105,7 +107,7 @@ class Project:
 
     def uses(self, file: SourceFile) -> bool:
         """Whether a file names Transformer Engine outside of comments."""
-        return _USED.search(self._text(file)) is not None
+        return self._used.search(self._text(file)) is not None
 
     def loads_fp8(self, file: SourceFile) -> bool:
         """Whether a file can load the FP8 state of layers of Transformer Engine.
@@ -115,7 +117,7 @@ class Project:
         named = self._imported(file)
         places = (*named, *(f"{file.module.rpartition('.')[0]}.{name}" for name in named))  # a script's own folder, too
         taken = (found for name in places if (found := self.find(name)) and self.mentions(found))
-        is_near = any(name.partition(".")[0] == PACKAGE for name in named.union(*map(self._imported, taken)))
+        is_near = any(self.library.owns(name) for name in named.union(*map(self._imported, taken)))
         return self.names_fp8 and (is_near or ".set_extra_state(" in self._text(file))
 
     def _imported(self, file: SourceFile) -> set[str]:
@@ -131,7 +133,7 @@ class Project:
 
     def mentions(self, file: SourceFile) -> bool:
         """Whether a file itself names Transformer Engine."""
-        return any(name in self._text(file) for name in _NAMED)
+        return any(name in self._text(file) for name in (self.library.package, self.library.distributions[0]))
 
     def find(self, dotted: str) -> SourceFile | None:
         """The file of a module by its dotted name, from any folder of the tree on (`src/`, a repository's root)."""

@@ -12,7 +12,6 @@ import griffe
 
 from . import bodies
 from .release import Found, Release
-from .source_files import PACKAGE
 from .syntax_nodes import parameters_of, substituted, walk
 
 _LOST = "_lost_"  # before a name of the callee whose value cannot be followed, so that it is no name of the caller
@@ -117,7 +116,7 @@ def _callees(release: Release, function: griffe.Function, node: ast.FunctionDef)
         if not dotted.replace(".", "").replace("_", "a").isalnum() or dotted.startswith(("self.", "torch.", "super")):
             continue
         found = release.in_scope(function.module, dotted)
-        if not isinstance(found, Found) or not found.obj.path.startswith(PACKAGE):
+        if not isinstance(found, Found) or not release.library.owns(found.obj.path):
             continue
         obj = found.obj.members.get("forward") if apply and isinstance(found.obj, griffe.Class) else found.obj
         callee = release.node_of(obj) if isinstance(obj, griffe.Function) else None

@@ -27,14 +27,12 @@ from ...evidence.receipt import write_whole
 from ...evidence.values import SourceLine
 from .findings import ReleaseSource
 from .lazy_names import lazy_target
+from .library import TE, Library
 from .recipes import ConstructedDataclasses
-from .source_files import PACKAGE, SourceFiles, why_not_loaded
-from .syntax_nodes import ParsedFiles, statements_below
+from .source_files import SourceFiles, why_not_loaded
+from .syntax_nodes import ParsedFiles, statements_below, stored_by
 
-ROOTS = ("transformer_engine.pytorch", "transformer_engine.common")  # what a torch bridge can reach
-
-BINARY = "transformer_engine_torch"
-_OF_BINARY = re.compile(r"\b(?:tex|transformer_engine_torch)\.(\w+)")
+_OF_BINARY = r"\b(?:tex|{})\.(\w+)"
 _LAZY = re.compile(r"(^|\.)(lazy_loader|attach)$|^lazy_loader\.")
 
 logging.getLogger("griffe").setLevel(logging.CRITICAL)  # its remarks on TE's docstrings are not ours to show
@@ -54,35 +52,32 @@ class Found:
 
 @dataclass(frozen=True)
 class Absent:
-    """There is no such name; `module_there` tells whether the module that should hold it exists."""
-
-    module_there: bool = True
+    """There is no such name."""
 
 
 @dataclass(frozen=True)
 class Opaque:
     """The name may exist, but only running the code would tell."""
 
-    why: str
-
 
 Lookup = Found | Absent | Opaque
 
 
 class Release:
-    """One release of Transformer Engine.
+    """One release of a library.
 
     Args:
         source: version, wheel name and hash.
         wheel: the wheel, or a folder that holds the package.
         cache: folder for the loaded tree; None loads it anew.
+        library: whose release it is.
     """
 
-    def __init__(self, source: ReleaseSource, wheel: Path, cache: Path | None = None) -> None:
-        self.source = source
+    def __init__(self, source: ReleaseSource, wheel: Path, cache: Path | None = None, library: Library = TE) -> None:
+        self.source, self.library = source, library
         self.version = source.version
         self._wheel = wheel
-        self._files = SourceFiles(wheel)
+        self._files = SourceFiles(wheel, library.package)
         self._cache = cache
         self.memory: dict[str, Any] = {}  # what a comparison has worked out about this release
         self._modules: dict[str, griffe.Module | None] = {}
@@ -143,6 +138,14 @@ class Release:
             found = self.tree if "." not in path else None if holder is None else holder.members.get(name)
             self._modules[path] = found if isinstance(found, griffe.Module) else None
         return self._modules[path]
+
+    def gives_module(self, package: str, name: str) -> bool:
+        """Whether a name of a package is its module: `from .driver import driver` puts another thing there (Triton)."""
+        holder = self.module(package)
+        if holder is None or self.module(f"{package}.{name}") is None:
+            return False
+        imports = (node for node in self.syntax(str(holder.filepath)).body if isinstance(node, ast.ImportFrom))
+        return not any((node.level, node.module) == (1, name) and name in stored_by(node) for node in imports)
 
     def modules(self) -> Iterator[griffe.Module]:
         """Every module of the package."""
@@ -220,30 +223,31 @@ class Release:
         return self._cache / f"{self.source.sha256}-{_reader_hash()}.json"
 
     def _load(self) -> tuple[griffe.Module, str]:
+        roots = self.library.roots
         with self._files.laid_out() as folder, without_garbage_collection():
             extensions = griffe.load_extensions(ConstructedDataclasses(), parsed := ParsedFiles())
             loader = griffe.GriffeLoader(
                 search_paths=[folder], allow_inspection=False, extensions=extensions, docstring_parser=None
             )
             try:
-                loader.load(ROOTS[0], submodules=True, find_stubs_package=False)  # with the whole package around it
-                for root in ROOTS[1:]:
+                loader.load(roots[0], submodules=True, find_stubs_package=False)  # with the whole package around it
+                for root in roots[1:]:
                     loader.modules_collection.get_member(root)
             except (ImportError, griffe.LoadingError, KeyError) as fault:
                 shown = str(self._wheel) if self._wheel.is_dir() else self.source.wheel
-                raise ReleaseUnreadable(why_not_loaded(shown, folder, ROOTS, fault)) from fault
+                raise ReleaseUnreadable(why_not_loaded(shown, folder, roots, fault)) from fault
             loader.resolve_aliases(implicit=True, external=False)
-            module = loader.modules_collection[PACKAGE]
+            module = loader.modules_collection[self.library.package]
             text = module.as_json(full=False).replace(f"{json.dumps(str(folder))[1:-1]}/", "")
             self._syntax |= {path.relative_to(folder).as_posix(): tree for path, tree in parsed.trees.items()}
         return _attach(griffe.Module.from_json(text)), text
 
     def _lookup(self, module: str, name: str, seen: set[tuple[str, str]]) -> Lookup:
         if (module, name) in seen:
-            return Opaque(f"{module}.{name} is defined through itself")
+            return Opaque()
         seen.add((module, name))
-        if module.partition(".")[0] != PACKAGE:
-            return Opaque(f"{module}.{name} lies outside of {PACKAGE}")
+        if not self.library.owns(module) or self.library.is_opaque(module):
+            return Opaque()
         holder = self.module(module)
         if holder is None:
             return self._lookup_in_class(module, name, seen)
@@ -255,47 +259,50 @@ class Release:
             target = self.module(member.target_path)
             owner, _, last = member.target_path.rpartition(".")
             return Found(target) if target is not None else self._lookup(owner, last, seen)
+        if isinstance(member, griffe.Module) and not self.gives_module(module, name):
+            return self._lookup(member.path, name, seen)
         if isinstance(member, griffe.Attribute):
             return self._lookup_assigned(holder, member, seen)
         return Found(member)
 
+    def takes_binary_names(self, module: griffe.Module) -> bool:
+        """Whether a module has `from transformer_engine_torch import *`: no wheel says what that binary holds."""
+        return any(f"{one.replace('.', '/')}/*" in module.members for one in self.library.opaque)
+
+    @cached_property
     def names_of_binary(self) -> frozenset[str]:
         """Names that the package's own Python takes from the binary: it surely has those."""
-        if "names of the binary" not in self.memory:
-            texts = (self.text(file) for file in self.files() if BINARY in self.text(file))
-            self.memory["names of the binary"] = frozenset(n for text in texts for n in _OF_BINARY.findall(text))
-        found: frozenset[str] = self.memory["names of the binary"]
-        return found
+        taken = re.compile(_OF_BINARY.format("|".join(map(re.escape, self.library.opaque))))
+        texts = [text for text in map(self.text, self.files()) if any(one in text for one in self.library.opaque)]
+        return frozenset(name for text in texts for name in taken.findall(text))
 
-    def _unread(self, module: str) -> str:
-        """Why a module of the package that is there is not in the tree; empty where it is not there either."""
+    def _is_unread(self, module: str) -> bool:
+        """Whether a module of the package is there and no Python for this interpreter."""
         base = module.replace(".", "/")
         files = self.memory.setdefault("files", frozenset(self.files()))
-        there = [file for file in (f"{base}.py", f"{base}/__init__.py") if file in files]
-        return next((why for file in there if (why := self.why_unreadable(file))), "")
+        return any(file in files and self.why_unreadable(file) for file in (f"{base}.py", f"{base}/__init__.py"))
 
     def _lookup_in_class(self, path: str, name: str, seen: set[tuple[str, str]]) -> Lookup:
-        if why := self._unread(path):
-            return Opaque(why)
+        if self._is_unread(path):
+            return Opaque()
         owner, _, last = path.rpartition(".")
         if not owner or self.module(owner) is None:
-            return Absent(module_there=False)
+            return Absent()
         found = self._lookup(owner, last, seen)
         if isinstance(found, Found) and name in found.obj.members:
             member = found.obj.members[name]
             if isinstance(member, griffe.Object):
                 return Found(member)
-        return Absent(module_there=False)
+        return Absent()
 
     def _lookup_lazy(self, holder: griffe.Module, name: str, seen: set[tuple[str, str]]) -> Lookup:
         if "__getattr__" not in holder.members and not any(
             isinstance(m, griffe.Alias) and _LAZY.search(m.target_path) for m in holder.members.values()
         ):
-            opaque = Opaque(f"{holder.path} takes every name of the binary {BINARY}")
-            return opaque if takes_binary_names(holder) and name not in holder.members else Absent()
+            return Opaque() if self.takes_binary_names(holder) and name not in holder.members else Absent()
         target = lazy_target(self.syntax(str(holder.filepath)), holder.path, name)
         if target is None:
-            return Opaque(f"{holder.path} makes names at run time (__getattr__)")
+            return Opaque()  # its `__getattr__` makes names that cannot be read
         if target == "":
             return Absent()
         owner, _, last = target.rpartition(".")
@@ -308,11 +315,6 @@ class Release:
             found = self.in_scope(holder, str(value), seen)
             return found if isinstance(found, Found) else Found(member, wrapped=True)
         return Found(member, wrapped=isinstance(value, griffe.ExprCall))
-
-
-def takes_binary_names(module: griffe.Module) -> bool:
-    """Whether a module has `from transformer_engine_torch import *`: no wheel says what that binary holds."""
-    return f"{BINARY}/*" in module.members
 
 
 @cache

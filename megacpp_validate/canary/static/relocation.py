@@ -39,6 +39,9 @@ def renamed_to(old: Release, new: Release, symbol: Symbol) -> str:
     if holder is None:
         return ""
     known = set(before.members) if before is not None else set()
+    match before.members.get(symbol.name) if before is not None else None:
+        case griffe.Attribute(value=griffe.ExprName(name=name)) if name in holder.members:
+            return f"{symbol.module}.{name}"  # an alias of what is still there
     was = old.lookup(symbol.module, symbol.name)
     scores = []
     for name in holder.members:

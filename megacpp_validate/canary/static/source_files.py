@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import sys
 import tempfile
 import tokenize
 import zipfile
@@ -13,32 +12,33 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
-PACKAGE = "transformer_engine"
-
 
 class SourceFiles:
     """The files of a release by their paths relative to the wheel's root.
 
     Args:
         wheel: the wheel, or a folder that holds the package.
+        package: its name; of a single module, too.
     """
 
-    def __init__(self, wheel: Path) -> None:
-        self._wheel = wheel
+    def __init__(self, wheel: Path, package: str) -> None:
+        self._wheel, self._package = wheel, package
 
     @cached_property
     def names(self) -> list[str]:
         """Every Python file of the package."""
         if not self._wheel.is_dir():
-            return sorted(name for name in self._packed if name.startswith(f"{PACKAGE}/"))
-        below = (path for path in (self._wheel / PACKAGE).rglob("*.py") if path.is_file())
-        return sorted(path.relative_to(self._wheel).as_posix() for path in below)
+            return sorted(self._packed)
+        below = (self._wheel / self._package).rglob("*.py")
+        files = (path for path in (self._wheel / f"{self._package}.py", *below) if path.is_file())
+        return sorted(path.relative_to(self._wheel).as_posix() for path in files)
 
     @cached_property
     def _packed(self) -> dict[str, bytes]:
         """The files of a wheel: some 4 MB, read at once, because opening it for each takes longer."""
         with zipfile.ZipFile(self._wheel) as archive:
-            return {name: archive.read(name) for name in archive.namelist() if name.endswith(".py")}
+            names = [name for name in archive.namelist() if name.endswith(".py")]
+            return {name: archive.read(name) for name in names if name[:-3].partition("/")[0] == self._package}
 
     def _raw(self, name: str) -> bytes:
         return (self._wheel / name).read_bytes() if self._wheel.is_dir() else self._packed[name]
@@ -81,8 +81,7 @@ def why_not_loaded(wheel: str, folder: Path, roots: Sequence[str], fault: Except
         except FileNotFoundError:
             cause = f"an empty placeholder release: it holds no {root}"
         except (SyntaxError, ValueError, OSError) as wrong:
-            newer = f"a newer Python than {sys.version_info.major}.{sys.version_info.minor}"
-            cause = f"{file.relative_to(folder)} has an edit that is not finished, or code for {newer}: {wrong}"
+            cause = f"{file.relative_to(folder)} has an edit that is not finished, or code for a newer Python: {wrong}"
     return f"{wheel} cannot be read: {fault}. Likely cause: {cause}. Next step: choose another release."
 
 

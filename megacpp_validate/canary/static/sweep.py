@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from itertools import pairwise
 from multiprocessing import parent_process
 from pathlib import Path
 
 import griffe
-from packaging.version import InvalidVersion, Version
 
 from ...catalog.bridge import Catalog
 from ...catalog.file import PACKAGE_ROOT
 from ...environments.fits import Fit, FitVerdict
+from ...process_guard import PR_SET_PDEATHSIG, control_process
 from ..requirements import Requirements
 from .compare import compare_releases
 from .findings import ChangeKind, Finding, Impact, ModuleResult, ModuleVerdict, StaticResult, Sweep
 from .gathering import blame_requirements, judge_modules, place_requirements
 from .import_time import read_requirements
+from .library import TE, Library
 from .named_rows import read_source
 from .project import Project, Source
-from .release import ROOTS, Release, ReleaseUnreadable, without_garbage_collection
-from .sources import Sources, SourceUnavailable
+from .release import Release, ReleaseUnreadable, without_garbage_collection
+from .sources import Sources, SourceUnavailable, sort_versions
 from .surface import Surface
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 OLDEST = "1.9.0.post1"  # the first release with a pure-Python wheel
 
 
 BRIDGE = PACKAGE_ROOT / "bridge"
 
 
-def read_bridge(catalog: Catalog) -> Source:
+def read_bridge(catalog: Catalog, library: Library = TE) -> Source:
     """The bridge of this project, a row a module."""
-    project = Project([BRIDGE])
+    project = Project([BRIDGE], library=library)
     rows = {name.removeprefix("bridge/"): module.id for module in catalog.modules for name in module.files}
-    order = tuple(module.id for module in catalog.modules)
+    order = tuple(module.id for module in catalog.modules) if library == TE else ()  # others have no import bridge
     return Source(project, rows, order, f"{PACKAGE_ROOT.name}/bridge/")
 
 
-def read_chosen(roots: Sequence[Path], catalog: Catalog) -> Source:
+def read_chosen(roots: Sequence[Path], catalog: Catalog, library: Library = TE) -> Source:
     """The source tree below some folders; the bridge of this project without any, and by its own folder."""
-    return read_source(roots) if roots and tuple(roots) != (BRIDGE,) else read_bridge(catalog)
+    return read_source(roots, library) if roots and tuple(roots) != (BRIDGE,) else read_bridge(catalog, library)
 
 
 def run_pair(
@@ -66,6 +64,7 @@ def run_pair(
     clean = [name for name in unused if name not in {row.module for row in judged}]
     return StaticResult(
         tool=tool,
+        library=old.library.title,
         old=old.source,
         new=new.source,
         downgrade=is_downgrade(old.version, new.version),
@@ -103,7 +102,7 @@ def read_pair(sources: Sources, old: str, new: str) -> tuple[Release, Release]:
     fresh = [release.version for release in pair if release.source.sha256 and not release.is_read]
     if len(fresh) > 1:
         with _open_pool(len(fresh)) as pool:
-            list(pool.map(_read_ahead, [(version, sources.cache) for version in fresh]))
+            list(pool.map(_read_ahead, [(version, sources) for version in fresh]))
     return pair
 
 
@@ -123,21 +122,14 @@ def run_sweep(
         progress: called with what has ended, the number of it and how many there are.
     """
     unreadable: dict[str, str] = {}
-    for number, version in enumerate(versions, start=1):
-        try:
-            sources.wheel(version)
-        except SourceUnavailable as fault:
-            unreadable[version] = str(fault)
-        progress(f"fetched {version}", number, len(versions))
-    fetched = [version for version in versions if version not in unreadable]
     steps: list[StaticResult] = []
     with _open_pool(min(os.cpu_count() or 1, 4)) as pool:
-        read = pool.map(_read_ahead, [(version, sources.cache) for version in fetched])
-        for number, (version, why) in enumerate(zip(fetched, read, strict=True), start=1):
-            progress(f"read {version}", number, len(fetched))
+        read = pool.map(_read_ahead, [(version, sources) for version in versions])
+        for number, (version, why) in enumerate(zip(versions, read, strict=True), start=1):
+            progress(f"read {version}", number, len(versions))
             unreadable |= {version: why} if why else {}
-        readable = [version for version in fetched if version not in unreadable]
-        orders = [(old, new, sources.cache, catalog, tuple(roots), tool) for old, new in pairwise(readable)]
+        readable = [version for version in versions if version not in unreadable]
+        orders = [(old, new, sources, catalog, tuple(roots), tool) for old, new in pairwise(readable)]
         for step in pool.map(_run_step, orders):
             steps.append(step)
             progress(f"{step.old.version} -> {step.new.version}", len(steps), len(orders))
@@ -146,10 +138,7 @@ def run_sweep(
 
 def is_downgrade(old: str, new: str) -> bool:
     """Whether OLD is the newer release; folders have no order."""
-    try:
-        return Version(old) > Version(new)
-    except InvalidVersion:
-        return False
+    return old != new and sort_versions((old, new)) == [new, old]
 
 
 def _open_pool(jobs: int) -> ProcessPoolExecutor:
@@ -158,32 +147,32 @@ def _open_pool(jobs: int) -> ProcessPoolExecutor:
 
 
 def _end_with_parent() -> None:
-    with suppress(OSError, AttributeError):  # prctl(2) is of Linux alone
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = parent_process()
     if parent is not None and not parent.is_alive():  # it ended before the line above
         os._exit(1)
 
 
-def _read_ahead(order: tuple[str, Path]) -> str:
-    """Read a release into the cache; why it cannot be read, empty where it can."""
-    version, cache = order
-    release, why = Sources(cache).release(version), ""
+def _read_ahead(order: tuple[str, Sources]) -> str:
+    """Fetch a release and read it into the cache; why it cannot be read, empty where it can."""
+    version, sources = order
+    why = ""
     try:
         with without_garbage_collection():
+            release = sources.release(version)
             _ = release.tree
             read_requirements(release)
-    except ReleaseUnreadable as fault:
+    except (SourceUnavailable, ReleaseUnreadable) as fault:
         why = str(fault)
     gc.unfreeze()
     gc.collect()  # a worker reads many releases; the last one's tree goes before the next one comes
     return why
 
 
-def _run_step(order: tuple[str, str, Path, Catalog, tuple[Path, ...], str]) -> StaticResult:
-    old, new, cache, catalog, roots, tool = order
-    sources = Sources(cache)
-    result = run_pair(sources.release(old), sources.release(new), read_chosen(roots, catalog), tool=tool)
+def _run_step(order: tuple[str, str, Sources, Catalog, tuple[Path, ...], str]) -> StaticResult:
+    old, new, sources, catalog, roots, tool = order
+    source = read_chosen(roots, catalog, sources.library)
+    result = run_pair(sources.release(old), sources.release(new), source, tool=tool)
     gc.unfreeze()
     gc.collect()
     return result
@@ -195,5 +184,5 @@ def _not_consumed(old: Release, new: Release, surface: Surface) -> Iterator[str]
     named = {symbol.name for symbol in surface.symbols if new.module(symbol.path) is None}
     for breakage in griffe.find_breaking_changes(old.tree, new.tree):
         path = breakage.obj.path
-        if path.startswith(ROOTS) and not named & set(path.split(".")):
+        if path.startswith(new.library.roots) and not named & set(path.split(".")):
             yield f"{breakage.kind.value}: {path.removeprefix(old.tree.path + '.')}"

@@ -121,7 +121,7 @@ def _values(finding: Finding, old: str = "") -> dict[str, str]:
         "subject": subject,
         "owner": _quote(_short(finding.symbol)) or "a symbol",
         "attribute": attribute or "an attribute that the code reads",
-        "module": _quote(finding.symbol) or "Transformer Engine",
+        "module": _quote(finding.symbol) or "the library",
         "parameter": parameter or "a parameter",
         "of_parameter": f" of {parameter}" if parameter else "",
         "of_subject": f"{parameter} of {subject}" if parameter else subject,

@@ -72,7 +72,7 @@ def describe_static(result: StaticResult, *, verbose: bool = False) -> Document:
         Details("API changes that this code does not use", (Bullets(result.changes_not_consumed),)),
         Details("Sources", (tabulate_facts(sources),)),
     )
-    title = f"Transformer Engine {old} → {new}, as {result.source or _BRIDGE} uses it"
+    title = f"{result.library} {old} → {new}, as {result.source or _BRIDGE} uses it"
     summary = f"{summarize_static(result)}{downgrade}"
     return Document(title, summary, mark_static(result), blocks, (*_list_cases(result), *not_read))
 

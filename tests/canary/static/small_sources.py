@@ -82,6 +82,14 @@ def said_by(result: StaticResult) -> set[str]:
     return {" ".join(filter(None, (f.module, f.kind, f.parameter, f.impact))) for f in result.findings}
 
 
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Files by their paths below a folder."""
+    for path, text in files.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text))
+
+
 def compare_source(folder: Path, old: Sources, new: Sources, files: Mapping[str, str]) -> StaticResult:
     """The static tier on two releases and a source tree of any project, a row a file.
 
@@ -90,9 +98,6 @@ def compare_source(folder: Path, old: Sources, new: Sources, files: Mapping[str,
         old, new: releases; their versions are 1.0 and 2.0.
         files: of the tree, by path.
     """
-    for path, text in files.items():
-        file = folder / "tree" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(dedent(text))
+    write_files(folder / "tree", files)
     releases = [write_release(folder / version, code, version) for version, code in (("1.0", old), ("2.0", new))]
     return run_pair(*releases, Source(Project([folder / "tree"])), tool="test")
