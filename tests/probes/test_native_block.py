@@ -62,22 +62,9 @@ def outside_of_the_scope(forward: Any, rows: Any) -> Any:
         return forward(rows)
 
 
-def plain_projection(real: Any) -> type:
-    class TransformerLayer(real):  # type: ignore[misc]
-        def __init__(self, *given: Any, **named: Any) -> None:
-            super().__init__(*given, **named)
-            plain = torch.nn.Linear(64, 64, bias=False, dtype=named["params_dtype"])
-            own = plain.forward
-            plain.forward = lambda rows, is_first_microbatch=None: own(rows)
-            self.self_attention.proj = plain
-
-    return TransformerLayer
-
-
 WHOLE: dict[str, tuple[Plant, set[str]]] = {
     "other parameters": (made_with(fuse_qkv_params=False), {f"{x}.whole.gqa4.parameters" for x in ("bf16", "delayed")}),
     "outside of the scope": (giving(outside_of_the_scope), {f"{r}.whole.gqa4.grad.applied" for r in RECIPES}),
-    "a part that is not the vendor's": (layer_like(plain_projection), {"bf16.whole.gqa4.layers"}),
 }
 
 
