@@ -40,7 +40,6 @@ class Fault(StrEnum):
     BIAS_DROPPED = "bias-dropped"
     HALVES_SWAPPED = "halves-swapped"
     EXPERTS_EXCHANGED = "experts-exchanged"
-    ROPE_LATE = "rope-late"  # after attention instead of before
     SCOPE_IGNORED = "scope-ignored"  # computes in the dtype of its weights, whatever the low-precision scope says
     # What it gives.
     PARAMETERS_CLONED = "parameters-cloned"  # a layer with copies of the parameters that it should share

@@ -18,7 +18,6 @@ from torch import nn
 
 from ..bridge.te_fp8 import te_scope, te_state
 from ..evidence.selftest import Fault, Mutant
-from ..native.attention import apply_rope
 
 
 @dataclass
@@ -207,43 +206,13 @@ def change_parameter(call: Call, mutant: Mutant, trace: Trace) -> Any:
 
 
 def exchange_experts(call: Call, mutant: Mutant, trace: Trace) -> Any:
-    """Give one expert's rows the weight of another: weight0, weight1, ... of a layer, or a `weight` [E, N, K]."""
-    first, second = int(mutant.parameters["first"]), int(mutant.parameters["second"])
-    weight = call.arguments.get("weight")
-    if isinstance(weight, torch.Tensor):
-        order = list(range(weight.shape[0]))
-        if max(first, second) < len(order):
-            order[first], order[second] = second, first
-        call.arguments["weight"] = weight[order]
-        trace.note(weight, call.arguments["weight"])
-        return call.run()
-    one, other = call.parameter(f"weight{first}"), call.parameter(f"weight{second}")
+    """Give one expert's rows the weight of another: weight0, weight1, ... of a layer."""
+    first, second = (f"weight{int(mutant.parameters[name])}" for name in ("first", "second"))
+    one, other = call.parameter(first), call.parameter(second)
     if one is None or other is None:  # a bank of fewer experts
         return call.run()
     trace.note(one, other)
-    return call.run_with({f"weight{first}": other, f"weight{second}": one})
-
-
-def turn_late(call: Call, _: Mutant, trace: Trace) -> Any:
-    """Turn what attention gives instead of what it gets. The target is a block whose call takes `rope`."""
-    rope, block = call.arguments.get("rope"), call.owner
-    if rope is None:
-        return call.run()
-    attention = block.attention
-
-    def turned(query: Any, *others: Any, **options: Any) -> Any:
-        """Attention over [B, T, H, D] whose output [B, T, H x D] is turned."""
-        out = attention(query, *others, **options)
-        heads = out.view(query.shape).transpose(1, 2)
-        return apply_rope(heads, *rope).transpose(1, 2).reshape(out.shape)
-
-    call.arguments["rope"] = None
-    trace.reached += 1
-    block.__dict__["attention"] = turned  # found before the module of that name
-    try:
-        return call.run()
-    finally:
-        del block.__dict__["attention"]
+    return call.run_with({first: other, second: one})
 
 
 def ignore_scope(call: Call, _: Mutant, trace: Trace) -> Any:
@@ -351,7 +320,6 @@ FAULTS: Final[dict[Fault, Callable[[Call, Mutant, Trace], Any]]] = {
     **dict.fromkeys((Fault.PARAMETERS_CLONED, Fault.PARAMETERS_FRESH), change_parameters_made),
     Fault.MASK_OFF_BY_ONE: shift_mask,
     Fault.EXPERTS_EXCHANGED: exchange_experts,
-    Fault.ROPE_LATE: turn_late,
     Fault.SCOPE_IGNORED: ignore_scope,
     Fault.NATIVE_INSTEAD: hide_backend,
     Fault.ANSWERS: answer_always,

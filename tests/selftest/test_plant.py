@@ -66,7 +66,6 @@ UNREACHED: dict[str, Mutant] = {
     "gradient": vendor("linear", Fault.ZEROS, tensor="gradient.gone"),
     "halves-of-nothing": vendor("linear", Fault.HALVES_SWAPPED, name="gone"),
     "no-experts": vendor("linear", Fault.EXPERTS_EXCHANGED, first=0, second=1),
-    "no-rope": vendor("linear", Fault.ROPE_LATE),
     "no-layer": vendor("linear", Fault.PARAMETERS_FRESH),
     "returns-nothing": vendor("linear", Fault.SKIPPED, returns="gone"),
 }
