@@ -10,9 +10,9 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from ..native.attention import attention as native_attention
+from ..native.attention import attention_mask, masked_attention
 from ..native.norms import without_autocast
 from ..native.sparse_attention import sampled_attention
 from . import imports as te
@@ -148,17 +148,6 @@ class Masks:
 def is_positive(number: float) -> bool:
     """Whether a number is finite and above zero."""
     return math.isfinite(number) and number > 0
-
-
-def visible_keys(masks: Masks, length: int, device: Any) -> Any:
-    """Which keys each query sees under a block mask: [B or 1, H or 1, T, T] bool."""
-    size, seen = masks.block_size, masks.block_mask
-    if seen.shape[-2] != length:
-        seen = seen.repeat_interleave(size, dim=-2)
-    seen = seen.repeat_interleave(size, dim=-1)[..., :length, :length]
-    if not masks.causal:
-        return seen
-    return seen & torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
 # Options that a backend combines; of all others each is given alone.
@@ -458,8 +447,7 @@ def _attend(backend: str, query: Any, key: Any, value: Any, masks: Masks, scale:
     if masks.indices is not None:
         return sampled_attention(query, key, value, masks.indices, scale=scale, doc_ids=masks.doc_ids)[0]
     if masks.block_mask is not None:
-        only_blocks = Masks(causal, block_mask=masks.block_mask, block_size=masks.block_size)
-        return _block_attention(query, key, value, only_blocks, scale)
+        return _block_attention(query, key, value, masks, scale)
     return native_attention(
         query, key, value, causal=causal, scale=scale, doc_ids=masks.doc_ids, window=window, softcap=softcap
     )
@@ -467,11 +455,12 @@ def _attend(backend: str, query: Any, key: Any, value: Any, masks: Masks, scale:
 
 def _block_attention(query: Any, key: Any, value: Any, masks: Masks, scale: float | None) -> Any:
     """Attention under a block mask, with zeros where a query sees nothing."""
-    seen = visible_keys(masks, query.shape[2], query.device)
+    length, seen = query.shape[2], masks.block_mask
+    if seen.shape[-2] != length:
+        seen = seen.repeat_interleave(masks.block_size, dim=-2)[..., :length, :]
+    seen = seen.repeat_interleave(masks.block_size, dim=-1)[..., :length]
+    seen = seen & attention_mask(length, causal=masks.causal, device=query.device)
     sees_any = seen.any(dim=-1, keepdim=True)
-    repeats = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     # A query without visible keys sees all keys, so that no kernel returns NaN, and is zeroed afterwards.
-    with without_autocast(query):
-        out = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen | ~sees_any, scale=scale)
+    out = masked_attention(query, key, value, seen | ~sees_any, scale=scale)
     return out.masked_fill(~sees_any, 0.0)
