@@ -39,14 +39,14 @@ NATIVE = {
     "attention": "sdpa", "permute": "native", "expert_gemm": "native", "linear_walker": "native",
     "native_block": "native", "layer_spec": "native",
 }  # fmt: skip
-# Module -> paths that Transformer Engine refuses: masks, one token, widths that FP8 does not take, a block it lacks.
+# Module -> paths that Transformer Engine refuses: masks, one token, widths that FP8 does not take, a layer it lacks.
 REFUSED = {
     "attention": {f"attention.bf16.{case.name}" for case in ATTENTION_REFUSED}
     | {f"attention.{dtype}.gqa4.d64.one-token" for dtype in ("fp32", "bf16")},
     "expert_gemm": {"expert_gemm"},
     "native_block": {f"native_block.bf16.gqa4.d64.{case}" for case in ("packed", "window")}
     | {f"native_block.fp8.{recipe}.gqa4.d64.odd" for recipe in RECIPES},
-    "layer_spec": {"bf16.recurrent"},
+    "layer_spec": {"bf16.recurrent", "fp32.head_loss", "bf16.head_loss"},
 }
 
 
