@@ -144,7 +144,9 @@ def _system(fault: Fault, _: Install) -> Words | None:
     absent, found = os.strerror(errno.ENOENT), _LOADER.search(fault.text)
     if fault.is_a(OSError) and fault.number not in (0, errno.ENOENT):
         return {"file": fault.file or "a file of it", "error": os.strerror(fault.number)}
-    refused = fault.is_a(OSError, ImportError) and found and not found[2].startswith(absent)
+    refused = (
+        fault.is_a(OSError, ImportError) and found and (Path(found[1]).is_file() or not found[2].startswith(absent))
+    )
     return {"file": found[1], "error": found[2]} if refused and found else None
 
 
@@ -280,7 +282,7 @@ ROWS: Final = (
         "look at the line named above; a plugin or a patched file does that rather than a release"),
     Row(_system, "{file} is there, and the system refuses it ({error})",
         "give this user the rights on it, make room on its disk, look at its mount (dmesg), or raise `ulimit -n`: "
-        "whichever that error names"),
+        "whichever that error names; `No such file` of a file that is there means another architecture: reinstall"),
     Row(_shadowed, "the file {file} has the name of the package, comes first on the path{hides}", RENAME),
     Row(_leftovers, "the folder {folder} lacks {what}: leftovers of an uninstall, or a damaged install",
         f"remove that folder, then {INSTALL}"),
