@@ -277,12 +277,8 @@ def check_parts(bench: Bench, *runs: Run) -> None:
 
 
 def _backends_of(bench: Bench, run: Run) -> list[Backend]:
-    """Requested and observed backend of every part; ranks that differ from those before them have a row each.
-
-    The matrix names, in `native`, last words of parts that have no other path in this row.
-    """
+    """Requested and observed backend of every part; ranks that differ from those before them have a row each."""
     rows: dict[tuple[str, str], Backend] = {}
-    native = bench.setting("native").split()
     for receipt in run.receipts:
         for part, choice in receipt["choices"].items():
             taken = choice["observed"]
@@ -290,7 +286,7 @@ def _backends_of(bench: Bench, run: Run) -> list[Backend]:
                 continue
             shown = part if not any(known == part for known, _ in rows) else f"{part}.rank{receipt['rank']}"
             refusals = choice["refusals"]
-            as_ordered = part.rpartition(".")[2] in native or any(one["code"] in _AS_ORDERED for one in refusals)
+            as_ordered = any(one["code"] in _AS_ORDERED for one in refusals)
             requested = choice["requested"] if bench.wants_te and not as_ordered else "native"
             reasons = tuple(f"{one['backend']}: {one['reason']}" for one in refusals)
             rows[part, taken] = Backend(f"{run.name}.{shown}", requested, taken, (taken,), reasons)

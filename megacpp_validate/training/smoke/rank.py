@@ -190,7 +190,7 @@ def _number(value: Any) -> Any:
 # --- two arms in turn
 
 BEFORE: Final = 8  # steps of an arm before its first pair: they compile and tune, the later half shows the spread
-MOST_STEPS: Final = 16  # of a block
+MOST_STEPS: Final = 8  # of a block
 
 
 def compare_features(
@@ -246,12 +246,13 @@ def compare_arms(
         if trainers:
             trainer.language = trainers["off"].language  # which keeps the batch that both arms read
         else:
-            trainer.language.batch = functools.lru_cache(2)(trainer.language.batch)  # type: ignore[method-assign]
+            trainer.language.batch = functools.lru_cache(2 * MOST_STEPS)(trainer.language.batch)  # type: ignore[method-assign]
         times = [trainer.step().seconds for _ in range(BEFORE)]
         peaks[arm] = max(trainer.ledger.close()["peak_bytes"].values()) - held
-        spread += [math.log(one / statistics.median(times[BEFORE // 2 :])) for one in times[BEFORE // 2 :]]
+        spread += [abs(math.log(one / statistics.median(times[BEFORE // 2 :]))) for one in times[BEFORE // 2 :]]
         trainers[arm] = trainer
-    steps = min(MOST_STEPS, max(2, math.ceil((statistics.pstdev(spread) / least) ** 2)))
+    # 1.5 median deviations are a standard deviation, and a step that compiles among them does not count.
+    steps = min(MOST_STEPS, max(2, math.ceil((1.5 * statistics.median(spread) / least) ** 2)))
     pairs: list[list[float]] = []
     while True:
         for turn in (("off", "on"), ("on", "off")):

@@ -233,15 +233,14 @@ def took(observed: str, *codes: str) -> dict[str, Any]:
     return {"requested": "te", "observed": observed, "refusals": [refused(code) for code in codes]}
 
 
-@pytest.mark.parametrize(("choices", "native", "wanted"), [
-    ({}, "", {"plan.parts"}),  # ranks that report no backend are no evidence
-    ({"layers.0.block": took("native")}, "", {"plan.layers.0.block.backend"}),  # a fallback that was not asked for
-    ({"layers.0.block": took("native")}, "block", set()),
-    ({"layers.0.block": took("native", "flag-off")}, "", set()),
-    ({"layers.0.block": took("te"), "layers.1.in_projection": took("native", "tensor-parallel")}, "", set()),
+@pytest.mark.parametrize(("choices", "wanted"), [
+    ({}, {"plan.parts"}),  # ranks that report no backend are no evidence
+    ({"layers.0.block": took("native")}, {"plan.layers.0.block.backend"}),  # a fallback that was not asked for
+    ({"layers.0.block": took("native", "flag-off")}, set()),
+    ({"layers.0.block": took("te"), "layers.1.in_projection": took("native", "tensor-parallel")}, set()),
 ])  # fmt: skip
-def test_what_the_ranks_ran_on_is_on_record(choices: dict[str, Any], native: str, wanted: set[str]) -> None:
-    bench = new_bench("te", native=native)
+def test_what_the_ranks_ran_on_is_on_record(choices: dict[str, Any], wanted: set[str]) -> None:
+    bench = new_bench("te")
     check_parts(bench, run_of(left_by(0) | {"choices": choices}))
     assert failed(bench) == wanted
     assert len(bench.backends) == len(choices)
