@@ -13,7 +13,6 @@ import torch
 from torch import distributed
 
 from .block_weights import QKV, BlockShape
-from .errors import NotDivisible
 
 # --- gradients of which each rank of a tensor group has a part
 #
@@ -117,9 +116,6 @@ def cut_state(state: Mapping[str, Any], cuts: Mapping[str, Cut], rank: int, rank
         state: weights of the whole layer.
         cuts: name -> its cut, as of `block_cuts`; a weight without one is whole on every rank.
         rank, ranks: of the tensor group.
-
-    Raises:
-        NotDivisible: a segment does not divide among the ranks.
     """
     return {
         name: cut_segments(weight, *cuts[name], rank=rank, ranks=ranks) if name in cuts else weight
@@ -130,14 +126,8 @@ def cut_state(state: Mapping[str, Any], cuts: Mapping[str, Cut], rank: int, rank
 def cut_segments(weight: Any, axis: int, segments: Sequence[int], *, rank: int, ranks: int) -> Any:
     """One rank's share of a fused weight: the same part of each segment, joined in their order.
 
-    Raises:
-        NotDivisible: a segment does not divide among the ranks.
+    `BlockShape.shard` and the layer that takes the share refuse segments that do not divide among the ranks.
     """
-    if uneven := [size for size in segments if size % ranks]:
-        raise NotDivisible(
-            f"segments of {', '.join(map(str, uneven))} do not divide into {ranks} shares. Next step: choose a number "
-            "of ranks that divides heads, key and value heads, and the width of the MLP."
-        )
     parts = weight.split(list(segments), dim=axis)
     return torch.cat([part.chunk(ranks, dim=axis)[rank] for part in parts], dim=axis)
 

@@ -64,7 +64,7 @@ def recorded(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tensor_parallelism_is_passed_as_plain_keywords(recorded: None) -> None:
     group = object()
-    block = make(tp_size=2, tp_group=group)
+    block, alone = (make(tp_size=ranks, tp_group=group, sequence_parallel=True) for ranks in (2, 1))
     made = {name: getattr(block.te, name).given for name in ("qkv", "attention", "out", "mlp")}
     assert all((given["tp_size"], given["tp_group"]) == (2, group) for given in made.values())
     assert made["qkv"]["parallel_mode"] == "column"
@@ -73,17 +73,11 @@ def test_tensor_parallelism_is_passed_as_plain_keywords(recorded: None) -> None:
     assert made["qkv"]["parameters_split"] == {"query": 32, "key": 16, "value": 16}  # TE divides by itself
     assert block.te.heads == (2, 1, 8)
     assert block.shape == BlockShape(32, 24, 2, 1, 8, True)
-    alone = make()
     assert alone.te.qkv.given["parallel_mode"] is None
     assert alone.te.mlp.given["set_parallel_mode"] is False
-
-
-@pytest.mark.parametrize(("tp_size", "splits"), [(2, True), (1, False)])
-def test_split_positions_reach_every_layer(recorded: None, tp_size: int, splits: bool) -> None:
-    block = make(tp_size=tp_size, tp_group=object(), sequence_parallel=True)
-    assert block.sequence_parallel is splits  # one rank has no positions to share out
-    assert [getattr(block.te, name).given["sequence_parallel"] for name in ("qkv", "out", "mlp")] == [splits] * 3
-    assert block.te.attention.given["qkv_format"] == ("sbhd" if splits else "bshd")
+    for one, splits in ((block, True), (alone, False)):  # one rank has no positions to share out
+        assert [getattr(one.te, name).given["sequence_parallel"] for name in ("qkv", "out", "mlp")] == [splits] * 3
+        assert one.te.attention.given["qkv_format"] == ("sbhd" if splits else "bshd")
 
 
 def test_a_share_without_te_is_refused() -> None:

@@ -77,7 +77,7 @@ def _submit(options: argparse.Namespace, words: list[str]) -> RunEnd:
     where = words.index("--slurm")
     rest = words[:where] + words[where + 2 :]
     settings = dict(setting.split("=", 1) for setting in options.slurm.split())
-    return submit(tuple(rest), options.nnodes, options.folder.absolute(), settings, endpoint=options.rdzv_endpoint)
+    return submit(tuple(rest), options.nnodes, options.folder.absolute(), settings)
 
 
 if __name__ == "__main__":

@@ -110,15 +110,14 @@ def make_spread(plan: ParallelPlan, device: str, *, audit: bool = False) -> Spre
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh(device, plan.mesh_shape, mesh_dim_names=MESH_NAMES)
+    shared = plan.world > plan.expert_parallel
     return Spread(
         plan=plan,
         rank=distributed.get_rank(),
         expert_group=mesh.get_group("expert") if plan.expert_parallel > 1 else None,
         tensor_group=mesh.get_group("tensor") if plan.tensor_parallel > 1 else None,
         token_group=distributed.group.WORLD,
-        same_experts=mesh["expert_data", "tensor"]._flatten().get_group()
-        if plan.world > plan.expert_parallel
-        else None,
+        same_experts=mesh["expert_data", "tensor"]._flatten().get_group() if shared else None,
         data_mesh=mesh["expert_data", "expert"]._flatten("data") if plan.data > 1 else None,
         audit=audit,
     )

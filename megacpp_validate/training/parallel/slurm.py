@@ -34,17 +34,16 @@ def submit(
     folder: Path,
     settings: Mapping[str, str],
     *,
-    endpoint: str = "",
     variables: Mapping[str, str] | None = None,
 ) -> RunEnd:
     """Submit a job and wait for it: the end of its run.
 
     Args:
-        words: arguments of the launcher (`__main__`) on each node.
+        words: arguments of the launcher (`__main__`) on each node; the rendezvous is on the first node, at a port from
+            the job's number, where they name none.
         hosts: nodes.
         folder: of the run, shared between the nodes.
         settings: options of sbatch by name, such as partition; `time` is in minutes.
-        endpoint: of the rendezvous; empty takes the first node and a port from the job's number.
         variables: of the ranks, beside those of this process.
 
     Raises:
@@ -56,7 +55,7 @@ def submit(
 
         executor = submitit.SlurmExecutor(folder=folder / "slurm")
         executor.update_parameters(**plan_job(hosts, settings, variables or {}))
-        number = str(executor.submit(run_node, words, endpoint).job_id)
+        number = str(executor.submit(run_node, words).job_id)
     except Exception as fault:  # submitit's own kinds differ between releases
         raise SlurmUnavailable(
             f"the job was not submitted: {' '.join(str(fault).split())[-400:]}. Next step: run this on a login node "
@@ -87,12 +86,11 @@ def plan_job(hosts: int, settings: Mapping[str, str], variables: Mapping[str, st
     }  # fmt: skip
 
 
-def run_node(words: tuple[str, ...], endpoint: str) -> int:
+def run_node(words: tuple[str, ...]) -> int:
     """The task on a node: the launcher, in a process of its own; its exit status."""
-    if not endpoint:
-        # Of the first node, where the batch script called srun: the name of a node need not resolve.
-        address = os.environ["SLURM_LAUNCH_NODE_IPADDR"]
-        endpoint = f"{address}:{_FIRST_PORT + int(os.environ['SLURM_JOB_ID']) % _PORTS}"
+    # Of the first node, where the batch script called srun: the name of a node need not resolve.
+    address = os.environ["SLURM_LAUNCH_NODE_IPADDR"]
+    endpoint = f"{address}:{_FIRST_PORT + int(os.environ['SLURM_JOB_ID']) % _PORTS}"
     command = [sys.executable, "-m", __package__, "--rdzv-endpoint", endpoint, *words]
     # submitit's sign of the time limit is SIGUSR2, which Slurm sends to every process of the job: ranks ignore it.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)

@@ -67,7 +67,6 @@ LATE = Limits(100, 100, joining=12)
 @pytest.mark.parametrize(
     ("what", "ranks", "limits", "ending", "words"),
     [
-        ("leaves-child", 2, ENOUGH, "died", ["{last} ended by SIGKILL; last collective: {first} (left)"]),
         ("leaves-child", 4, ENOUGH, "died", ["{last} ended by SIGKILL; last collective: {first} (left)"]),
         ("hangs", 2, QUICK, "hung", ["no rank gave a sign of life for 2 s", "launched_rank.py"]),  # where it stood
         ("hangs", 4, QUICK, "hung", ["{last} was ended; last collective: {first} (left)",

@@ -72,12 +72,9 @@ def test_a_job_that_slurm_refuses_says_so(slurm: dict[str, str], tmp_path: Path)
 
 
 def test_a_job_has_one_task_a_node() -> None:
-    plain = plan_job(4, {}, {"NAME": "a b"})
-    assert (plain["nodes"], plain["ntasks_per_node"], plain["time"], plain["signal_delay_s"]) == (4, 1, 60, 60)
-    assert plain["additional_parameters"] == {"no-requeue": True, "export": "ALL"}
-    assert plain["setup"][0] == "export NAME='a b'"
-    more = plan_job(4, {"time": "1", "gres": "gpu:4", "partition": "p", "requeue": "1"}, {})
-    assert (more["time"], more["signal_delay_s"]) == (1, 30)
+    more = plan_job(4, {"time": "1", "gres": "gpu:4", "partition": "p", "requeue": "1"}, {"NAME": "a b"})
+    assert (more["nodes"], more["ntasks_per_node"], more["time"], more["signal_delay_s"]) == (4, 1, 1, 30)
+    assert more["setup"][0] == "export NAME='a b'"
     assert more["additional_parameters"] == {"gres": "gpu:4", "partition": "p", "requeue": True, "export": "ALL"}
 
 

@@ -95,11 +95,9 @@ def test_the_process_reports_the_end_of_a_run(
     rows = tuple(
         {"rank": rank, "receipt": receipt} for rank, receipt in ((1, {"rank": 1}), (0, {"rank": 0}), (2, None))
     )
-    folders: list[Path] = []
 
     def run(order: SmokeOrder, folder: Path, **limits: float) -> RunEnd:
-        folders.append(folder)
-        assert (order.steps, limits) == (3, {"limit_s": 9.0})
+        assert (order.steps, folder, limits) == (3, Path("run"), {"limit_s": 9.0})
         return RunEnd(ending, (1,), "words", rows, 2.5)
 
     monkeypatch.setattr(process, "run_smoke", run)
@@ -107,4 +105,3 @@ def test_the_process_reports_the_end_of_a_run(
     assert main() == code
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (answer["ending"], answer["culprits"], answer["ranks"]) == (ending, [1], [{"rank": 0}, {"rank": 1}])
-    assert folders == [Path("run")]

@@ -13,16 +13,10 @@ from tests.training.smoke.smoke_train import EXPERTS, order_of
 pytestmark = pytest.mark.thorough
 
 
-def run(order: SmokeOrder, folder: Path, **limits: float) -> RunEnd:
-    result = run_smoke(order, folder, **{"limit_s": 100, "silent_s": 60, **limits})
+def run(order: SmokeOrder, folder: Path) -> RunEnd:
+    result = run_smoke(order, folder, limit_s=100, silent_s=60)
     assert processes_of(folder) == []
     return result
-
-
-def test_a_rank_that_hangs_is_named_with_its_last_collective(tmp_path: Path) -> None:
-    result = run(order_of(plan=EXPERTS, fault="hangs:1"), tmp_path, silent_s=3)
-    assert (result.ending, result.culprits) == ("hung", (1,)), result.words
-    assert "rank 1 was ended; last collective: " in result.words
 
 
 def test_the_rank_that_made_a_value_that_is_no_number_is_named(tmp_path: Path) -> None:
