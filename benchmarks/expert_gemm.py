@@ -198,7 +198,7 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
                 "host_us": statistics.median(hosts[path]),
                 "gain": statistics.median(one / other for one, other in zip(times[best], found, strict=True)),
             }
-    refusal = why_bf16_is_faster(shape.counts)
+    refusal = why_bf16_is_faster(shape.counts, "bank")
     return {
         "what": shape.name,
         "experts": len(shape.counts),

@@ -34,7 +34,6 @@ DEEP_GEMM: Final = Vendor(
     "DeepGEMM",
     module="deep_gemm",
     switch="MEGACPP_DISABLE_DEEP_GEMM",
-    trial="MEGACPP_DEEP_GEMM_TRIAL_SECONDS",
     explain=explain_plainly("DeepGEMM", "pip install sgl-deep-gemm==0.1.3, and set CUDA_HOME to a toolkit with nvcc"),
 )
 
@@ -63,12 +62,8 @@ def fp8_gemm() -> Any:
     return gemm
 
 
-@DEEP_GEMM.required_entry
-def rows_alignment() -> Any:
-    """The multiple to which each group's rows are padded; 128 on sm_90."""
-    from deep_gemm import get_mk_alignment_for_contiguous_layout  # type: ignore[import-not-found, unused-ignore]
-
-    return get_mk_alignment_for_contiguous_layout
+# The multiple to which each group's rows are padded; 128 on sm_90.
+rows_alignment: Final = DEEP_GEMM.attribute("get_mk_alignment_for_contiguous_layout")
 
 
 def compiler() -> tuple[Literal["nvcc", "nvrtc"], Path]:
@@ -385,37 +380,28 @@ class _GroupedFp8(torch.autograd.Function):
         counts: tuple[int, ...],
         quantized: QuantizedWeight | None,
     ) -> Any:
-        needs_rows, needs_weight, *_ = ctx.needs_input_grad
-        in_fp8 = needs_weight and choose_weight_gradient(counts) == "fp8"
+        trains = any(ctx.needs_input_grad)
+        in_fp8 = trains and choose_weight_gradient(counts) == "fp8"
         ctx.tiles, ctx.in_fp8 = plan_tiles(counts, rows.device), in_fp8
         cast: Any
         cast, columns = cast_tokens(rows, ctx.tiles, columns="blocks" if in_fp8 else "none")
-        made = quantized or cast_weight(weight, turn=needs_rows)
+        made = quantized or cast_weight(weight, turn=trains)
         # The weight itself is kept for its version alone: autograd refuses a backward after it was changed in place.
-        ctx.save_for_backward(
-            weight,
-            *((made.turned, made.turned_scales) if needs_rows else (None, None)),
-            rows if needs_weight and not in_fp8 else None,
-            *(columns or (None, None)),
-        )
+        kept = None if in_fp8 else rows
+        ctx.save_for_backward(weight, made.turned, made.turned_scales, kept, *(columns or (None, None)))
         return _multiply(cast, made.values, made.scales, ctx.tiles)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
         weight, turned, turned_scales, rows, columns, column_scales = ctx.saved_tensors
-        needs_rows, needs_weight, *_ = ctx.needs_input_grad
-        cast: Any = None
-        turned_gradient: Any = None
-        of_weight = None
-        if needs_rows or ctx.in_fp8:
-            columns_wanted: Columns = "vectors" if ctx.in_fp8 else "none"
-            cast, turned_gradient = cast_tokens(gradient, ctx.tiles, rows=needs_rows, columns=columns_wanted)
-        of_rows = _multiply(cast, turned, turned_scales, ctx.tiles) if needs_rows else None
-        if ctx.in_fp8:
-            of_weight = _weight_gradient(turned_gradient, ColumnCast(columns, column_scales), weight, ctx.tiles)
-        elif needs_weight:
+        cast: Any
+        cast, across = cast_tokens(gradient, ctx.tiles, columns="vectors" if ctx.in_fp8 else "none")
+        of_rows = _multiply(cast, turned, turned_scales, ctx.tiles)
+        if across is None:
             of_weight = grouped_weight_gradient(gradient, rows, weight, ctx.tiles.counts)
+        else:
+            of_weight = _weight_gradient(across, ColumnCast(columns, column_scales), weight, ctx.tiles)
         return of_rows, of_weight, None, None
 
 

@@ -8,7 +8,6 @@ importing this module imports neither library and never raises.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -25,28 +24,20 @@ FA3: Final = Vendor(
     "FlashAttention 3",
     module="flash_attn_interface",
     switch="MEGACPP_DISABLE_FA3",
-    trial="MEGACPP_FA3_TRIAL_SECONDS",
     explain=explain_plainly("FlashAttention 3", "build it from the folder `hopper` of flash-attn for this torch"),
 )
 FA4: Final = Vendor(
     "FlashAttention 4",
     module="flash_attn.cute",
     switch="MEGACPP_DISABLE_FA4",
-    trial="MEGACPP_FA4_TRIAL_SECONDS",
     explain=explain_plainly("FlashAttention 4", "pip install flash-attn-4, with the extra `cu13` on CUDA 13"),
 )
 
 
-@FA3.required_entry
-def fa3_attention() -> Any:
-    """`flash_attn_func` of FlashAttention 3: [B, T, H, D] -> [B, T, H, D], or (that, logsumexp) in some builds."""
-    return importlib.import_module("flash_attn_interface").flash_attn_func
-
-
-@FA4.required_entry
-def fa4_attention() -> Any:
-    """`flash_attn_func` of FlashAttention 4: [B, T, H, D] -> ([B, T, H, D], logsumexp)."""
-    return importlib.import_module("flash_attn.cute").flash_attn_func
+# [B, T, H, D] -> [B, T, H, D], or (that, logsumexp) in some builds.
+fa3_attention: Final = FA3.attribute("flash_attn_func")
+# [B, T, H, D] -> ([B, T, H, D], logsumexp).
+fa4_attention: Final = FA4.attribute("flash_attn_func")
 
 
 @dataclass(frozen=True)

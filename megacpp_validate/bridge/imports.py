@@ -27,7 +27,6 @@ TE: Final = Vendor(
     "Transformer Engine",
     module="transformer_engine.pytorch",
     switch="MEGACPP_DISABLE_TE",
-    trial="MEGACPP_TE_TRIAL_SECONDS",
     explain=explain_plainly(
         "Transformer Engine",
         "run `megacpp-validate doctor`, which names the likely cause",

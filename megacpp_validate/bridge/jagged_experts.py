@@ -35,18 +35,13 @@ from ..native.norms import without_autocast
 from .backends import Refusal
 from .deep_gemm import TILE, QuantizedWeight, RowCast, multiply_padded, why_not_deep_gemm
 from .errors import WrongDtype, WrongShape
-from .expert_gemm import SWITCH, When
+from .expert_gemm import When, why_bf16_is_faster
 from .vendor import TRITON
 
 SORT_BLOCK: Final = 128  # assignments that one program of the counting sort places
 SORT_EXPERTS: Final = 256  # a program's table of assignments x experts must fit into registers
 SORT_BLOCKS: Final = 4096  # each program reads the counts of all blocks
 ZERO_PROGRAMS: Final = 64  # of one expert
-
-FP8_SOURCE: Final = "docs/benchmarks/moe_layer.md"
-# Mean rows an expert -> gain over bf16, forward and backward, weights rounded in each pass. Nothing is measured yet, so
-# every pass stays in bf16 unless MEGACPP_DEEP_GEMM_WHEN=always.
-FP8_GAINS: Final[dict[int, float]] = {}
 
 Fp8Weights = tuple[QuantizedWeight, QuantizedWeight]  # up and down
 
@@ -144,22 +139,14 @@ def why_not_fp8(tokens: Any, top_k: int, up_weight: Any, down_weight: Any, *, wh
     experts, hidden, width = down_weight.shape
     refused = why_not_deep_gemm(tokens.device, tokens.dtype, hidden, 2 * width)
     refused = refused or why_not_deep_gemm(tokens.device, tokens.dtype, width, hidden)
+    rows = tokens.shape[0] * top_k
     if refused is None:
-        why = why_not_fused(tokens, up_weight, down_weight)
-        if not _sorts_by_counting(tokens, tokens.shape[0] * top_k, experts):
-            why = why or f"the counting sort takes {SORT_EXPERTS} experts and {SORT_BLOCKS * SORT_BLOCK} rows at most"
-        if torch.cuda.get_device_capability(tokens.device)[0] != 9:
-            why = why or "the kernels of this path make Hopper's scales, which are no powers of two"
-        refused = Refusal("deep_gemm", "not-fused", why) if why else None
-    if refused is not None or when == "always":
-        return refused
-    rows = tokens.shape[0] * top_k / experts
-    gains = [gain for least, gain in FP8_GAINS.items() if least <= rows]
-    if gains and gains[-1] > 1:
-        return None
-    found = f"FP8 has {gains[-1]:.2f} x the speed of bf16" if gains else "FP8 was not measured to be faster than bf16"
-    reason = f"{rows:.0f} rows an expert: {found} ({FP8_SOURCE}). Next step: none; {SWITCH}=always uses it nevertheless"
-    return Refusal("deep_gemm", "few-rows", reason)
+        hopper = torch.cuda.get_device_capability(tokens.device)[0] == 9  # later cards take powers of two as scales
+        fused = not why_not_fused(tokens, up_weight, down_weight) and _sorts_by_counting(tokens, rows, experts)
+        if not hopper or not fused:
+            most = f"{SORT_EXPERTS} experts and {SORT_BLOCKS * SORT_BLOCK} rows"
+            refused = Refusal("deep_gemm", "not-fused", f"only the fused path pads: on Hopper, up to {most}")
+    return refused or (None if when == "always" else why_bf16_is_faster([rows / experts], "jagged"))
 
 
 def _sorts_by_counting(chosen: Any, assignments: int, experts: int) -> bool:

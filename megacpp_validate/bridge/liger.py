@@ -28,33 +28,16 @@ LIGER: Final = Vendor(
     "Liger Kernel",
     module="liger_kernel.transformers.functional",
     switch="MEGACPP_DISABLE_LIGER",
-    trial="MEGACPP_LIGER_TRIAL_SECONDS",
     explain=explain_plainly("Liger Kernel", "pip install liger-kernel==0.8.5"),
 )
 
 
-@LIGER.required_entry
-def rms_norm() -> Any:
-    """Rows [..., D] and a weight [D] -> [..., D]."""
-    from liger_kernel.transformers.functional import liger_rms_norm
-
-    return liger_rms_norm
-
-
-@LIGER.required_entry
-def swiglu() -> Any:
-    """The gate and the linear half, each [..., F] -> silu(gate) x linear [..., F]."""
-    from liger_kernel.transformers.functional import liger_swiglu
-
-    return liger_swiglu
-
-
-@LIGER.required_entry
-def fused_linear_cross_entropy() -> Any:
-    """Rows [T, D], weight [V, D] and targets [T] -> loss []; gradients are made in the forward pass."""
-    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-
-    return liger_fused_linear_cross_entropy
+# Rows [..., D] and a weight [D] -> [..., D].
+rms_norm: Final = LIGER.attribute("liger_rms_norm")
+# The gate and the linear half, each [..., F] -> silu(gate) x linear [..., F].
+swiglu: Final = LIGER.attribute("liger_swiglu")
+# Rows [T, D], weight [V, D] and targets [T] -> loss []; gradients are made in the forward pass.
+fused_linear_cross_entropy: Final = LIGER.attribute("liger_fused_linear_cross_entropy")
 
 
 def why_not_liger(device: Any, dtype: Any) -> Refusal | None:

@@ -321,7 +321,7 @@ class Dispatch:
         if self.capacity is not None:
             rows = from_padded(rows, counts)
         elif self.align > 1 and self.choice.observed == "te":
-            rows = self._te_padding().unpad(rows, counts)
+            rows = TePadding(self.num_experts, align=self.align).unpad(rows, counts)
         elif self.align > 1:
             rows = unpad_rows(rows, counts, self.align)
         if self.choice.observed == "te":
@@ -416,16 +416,13 @@ class Dispatch:
             laid = to_padded(rows, counts, self.capacity)
             return laid, None if column is None else to_padded(column, counts, self.capacity).squeeze(-1)
         if row_map.path == "te":
-            laid, _ = self._te_padding().pad(rows, counts)
+            laid, _ = TePadding(self.num_experts, align=self.align).pad(rows, counts)
         else:
             laid, _ = pad_rows(rows, counts, self.align)
         return laid, None if column is None else pad_rows(column, counts, self.align)[0].squeeze(-1)
 
     def _padded(self, counts: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(padded_counts(counts, self.align))
-
-    def _te_padding(self) -> TePadding:
-        return TePadding(self.num_experts, align=self.align)
 
 
 _NATIVE: Final[Candidate] = ("native", lambda: None)

@@ -41,25 +41,14 @@ TORCHAO: Final = Vendor(
     "torchao",
     module="torchao.float8",
     switch="MEGACPP_DISABLE_TORCHAO",
-    trial="MEGACPP_TORCHAO_TRIAL_SECONDS",
     explain=explain_plainly("torchao", "pip install torchao==0.16.0"),
 )
 
 
-@TORCHAO.required_entry
-def convert_to_float8_training() -> Any:
-    """Swaps `nn.Linear` for `Float8Linear` in a tree, where a filter of (module, name) says so."""
-    from torchao.float8 import convert_to_float8_training  # type: ignore[import-not-found, unused-ignore]
-
-    return convert_to_float8_training
-
-
-@TORCHAO.required_entry
-def float8_linear_config() -> Any:
-    """What is cast, how it is scaled, and by which GEMM: `Float8LinearConfig`."""
-    from torchao.float8 import Float8LinearConfig  # type: ignore[import-not-found, unused-ignore]
-
-    return Float8LinearConfig
+# Swaps `nn.Linear` for `Float8Linear` in a tree, where a filter of (module, name) says so.
+convert_to_float8_training: Final = TORCHAO.attribute("convert_to_float8_training")
+# What is cast, how it is scaled, and by which GEMM.
+float8_linear_config: Final = TORCHAO.attribute("Float8LinearConfig")
 
 
 @TORCHAO.required_entry

@@ -335,22 +335,20 @@ class Vendor:
         name: what people call the library.
         module: the module whose import is the proof. It is what the entry points come from, not the top-level
             package, whose import may succeed while this one fails.
-        switch: environment variable that turns the library off; `<switch>_<PRESET>` does so for one preset.
-        trial: environment variable with a number of seconds. Where it is set, the import is first tried in a
-            process of its own, so that an import that hangs or aborts costs a verdict, not this process.
+        switch: environment variable MEGACPP_DISABLE_X that turns the library off; `<switch>_<PRESET>` does so for one
+            preset. Where MEGACPP_X_TRIAL_SECONDS has a number of seconds, the import is first tried in a process of its
+            own, so that an import that hangs or aborts costs a verdict, not this process.
         explain: turns the exception of a failed import into words: what happened, and the next step.
 
     Attributes:
         failure: what a failed import raised, as `failures.read_failure` has it; None where none failed.
     """
 
-    def __init__(
-        self, name: str, *, module: str, switch: str, trial: str, explain: Callable[[BaseException], str]
-    ) -> None:
+    def __init__(self, name: str, *, module: str, switch: str, explain: Callable[[BaseException], str]) -> None:
         self.name: Final = name
         self.module: Final = module
         self.switch: Final = switch
-        self.trial: Final = trial
+        self.trial: Final = f"{switch.replace('DISABLE_', '', 1)}_TRIAL_SECONDS"
         self.failure: dict[str, Any] | None = None
         self._explain = explain
         self._required: list[Entry[Any]] = []
@@ -385,6 +383,15 @@ class Vendor:
         made = Entry(self, load)
         self._required.append(made)
         return made
+
+    def attribute(self, name: str) -> Entry[Any]:
+        """A required entry that is an attribute of `module`."""
+
+        def load() -> Any:
+            return getattr(importlib.import_module(self.module), name)
+
+        load.__name__ = name
+        return self.required_entry(load)
 
     def _preset(self, preset: str) -> Verdict:
         verdict = self._presets.get(preset)
@@ -541,6 +548,5 @@ TRITON: Final = Vendor(
     "Triton",
     module="triton",
     switch="MEGACPP_DISABLE_TRITON",
-    trial="MEGACPP_TRITON_TRIAL_SECONDS",
     explain=explain_plainly("Triton", "pip install the triton that this torch asks for"),
 )

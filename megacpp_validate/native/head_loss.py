@@ -44,21 +44,19 @@ class _HeadLoss(torch.autograd.Function):
     def forward(ctx: Any, rows: Any, weight: Any, targets: Any, ignore_index: int) -> Any:
         wide = torch.promote_types(rows.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=rows.device)
-        needs_rows, needs_weight, *_ = ctx.needs_input_grad
-        of_rows = torch.empty_like(rows) if needs_rows else None
-        of_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
+        of_rows, of_weight = torch.empty_like(rows), torch.zeros_like(weight, dtype=wide)
         for start in range(0, rows.shape[0], CHUNK):
             chunk, target = rows[start : start + CHUNK], targets[start : start + CHUNK]
             logits = (chunk @ weight.t()).to(wide)
             total += functional.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum")
+            if not any(ctx.needs_input_grad):
+                continue
             kept = (target != ignore_index).unsqueeze(1)
             of_logits = logits.softmax(dim=1)
             of_logits.scatter_add_(1, target.unsqueeze(1) * kept, torch.full_like(logits[:, :1], -1.0))
             of_logits = (of_logits * kept).to(rows.dtype)
-            if of_rows is not None:
-                of_rows[start : start + CHUNK] = of_logits @ weight
-            if of_weight is not None:
-                of_weight += of_logits.t() @ chunk
+            of_rows[start : start + CHUNK] = of_logits @ weight
+            of_weight += of_logits.t() @ chunk
         ctx.save_for_backward(of_rows, of_weight)
         ctx.dtype = weight.dtype
         return total
@@ -67,5 +65,4 @@ class _HeadLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Any) -> tuple[Any, Any, None, None]:
         of_rows, of_weight = ctx.saved_tensors
-        rows = None if of_rows is None else (of_rows * gradient).to(of_rows.dtype)
-        return rows, None if of_weight is None else (of_weight * gradient).to(ctx.dtype), None, None
+        return (of_rows * gradient).to(of_rows.dtype), (of_weight * gradient).to(ctx.dtype), None, None

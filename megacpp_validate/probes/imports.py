@@ -68,7 +68,7 @@ def _check_availability(bench: Bench) -> None:
 
     # A firewall of its own, so that nothing that this process has decided is touched.
     def fresh() -> Any:
-        return type(te.TE)("vendor", module="json", switch="MEGACPP_PROBE", trial="MEGACPP_PROBE_TRIAL", explain=str)
+        return type(te.TE)("vendor", module="json", switch="MEGACPP_PROBE", explain=str)
 
     vendor = fresh()
     with patch.dict(os.environ, {"MEGACPP_PROBE": "1"}):

@@ -9,6 +9,7 @@ import torch
 
 from megacpp_validate.bridge import jagged_experts
 from megacpp_validate.bridge.errors import WrongDtype, WrongShape
+from megacpp_validate.bridge.expert_gemm import FP8_FROM
 from megacpp_validate.bridge.jagged_experts import jagged_moe
 
 HIDDEN, WIDTH = 24, 16
@@ -44,23 +45,15 @@ def test_tensors_that_do_not_belong_together_are_refused(name: str, change: Any)
 
 
 @pytest.mark.parametrize(
-    ("gains", "when", "said"),
-    [
-        ({}, "faster", "not measured"),
-        ({256: 0.71, 1024: 0.98}, "faster", "0.98 x"),
-        ({2048: 1.4}, "faster", "not measured"),
-        ({256: 0.71, 1024: 1.2}, "faster", ""),
-        ({}, "always", ""),
-    ],
+    ("least", "when", "code"), [(1e9, "faster", "few-rows"), (8, "faster", ""), (1e9, "always", "")]
 )
-def test_fp8_is_taken_only_where_it_was_measured_to_be_faster(
-    gains: dict[int, float], when: Any, said: str, monkeypatch: pytest.MonkeyPatch
+def test_fp8_is_taken_only_from_the_measured_number_of_rows_on(
+    least: float, when: Any, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, answer in {"why_not_deep_gemm": None, "why_not_fused": "", "_sorts_by_counting": True}.items():
         monkeypatch.setattr(jagged_experts, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(jagged_experts, "FP8_GAINS", gains)
-    given = make(2048, 4, 2)
+    monkeypatch.setitem(FP8_FROM, "jagged", (least, "measured"))
+    given = make(32, 4, 2)
     refusal = jagged_experts.why_not_fp8(given["tokens"], 2, given["up"], given["down"], when=when)
-    assert (refusal is None) == (not said)
-    assert refusal is None or (refusal.code, said in refusal.reason) == ("few-rows", True)
+    assert (refusal.code if refusal else "") == code

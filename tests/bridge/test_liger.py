@@ -24,11 +24,6 @@ def test_a_call_that_liger_cannot_take_is_refused_by_code(device: str, dtype: to
     assert refusal.code == code
 
 
-def test_its_switch_is_in_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEGACPP_DISABLE_LIGER", "1")
-    assert "MEGACPP_DISABLE_LIGER=1" in liger.LIGER._try().reason
-
-
 def test_it_is_asked_first_and_only_for_what_it_has() -> None:
     made = {"dtype": torch.float32, "device": "cpu"}
     asked = [build_norm(8, liger=True, **made), build_mlp(8, 16, liger=True, **made)]

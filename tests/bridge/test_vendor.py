@@ -56,7 +56,6 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             "Fake Library",
             module="fakelib",
             switch=SWITCH,
-            trial=TRIAL,
             explain=explain or (lambda fault: f"{type(fault).__name__}: {fault}"),
         )
 
