@@ -144,10 +144,8 @@ def _system(fault: Fault, _: Install) -> Words | None:
     absent, found = os.strerror(errno.ENOENT), _LOADER.search(fault.text)
     if fault.is_a(OSError) and fault.number not in (0, errno.ENOENT):
         return {"file": fault.file or "a file of it", "error": os.strerror(fault.number)}
-    refused = (
-        fault.is_a(OSError, ImportError) and found and (Path(found[1]).is_file() or not found[2].startswith(absent))
-    )
-    return {"file": found[1], "error": found[2]} if refused and found else None
+    gone = found and found[2].startswith(absent) and not Path(found[1]).is_file()  # not one of another architecture
+    return {"file": found[1], "error": found[2]} if found and not gone and fault.is_a(OSError, ImportError) else None
 
 
 def _shadowed(_: Fault, install: Install) -> Words | None:
