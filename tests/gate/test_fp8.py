@@ -41,16 +41,6 @@ def test_every_rule_has_a_preset_that_it_refuses_for_no_other_reason(policy: Fp8
     assert alone == {rule.id for rule in policy.rules}
 
 
-def test_a_rule_that_is_taken_out_is_missed(policy: Fp8Policy) -> None:
-    """Also where another rule refuses the preset still."""
-    (preset,) = (preset for preset in policy.presets if preset.id == "mamba-scan")
-    kept = policy.model_copy(update={"rules": [rule for rule in policy.rules if rule.id != "scan-heavy"]})
-    for odd, refusals in ((preset, 0), (preset.model_copy(update={"tokens": 7}), 1)):
-        decision = decide_preset(odd, kept)
-        assert decision.outcome is PresetOutcome.NOT_REFUSED
-        assert (decision.not_refused_by, bool(decision.refusals)) == (("scan-heavy",), bool(refusals))
-
-
 @pytest.mark.parametrize(
     ("refused_by", "outcome"),
     [
