@@ -52,8 +52,7 @@ def sum_marked_gradients(model: Any, tp_group: Any) -> int:
     Returns:
         How many gradients were summed.
     """
-    named = dict(model.named_parameters())
-    parameters = [named[name] for name in sorted(marked(model))]
+    parameters = [one for one in model.parameters() if getattr(one, MARK, False)]
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -173,9 +172,8 @@ def shard_layers(
     low = any(one.dtype.itemsize < 4 for one in model.parameters() if one not in ignored)
     policy = fsdp.MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None, cast_forward_inputs=False)
     made: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "ignored_params": ignored}
-    kept = {id(layer) for layer in used_twice}
     for layer in layers:
-        fsdp.fully_shard(layer, reshard_after_forward=id(layer) not in kept, **made)
+        fsdp.fully_shard(layer, reshard_after_forward=layer not in used_twice, **made)
     fsdp.fully_shard(model, reshard_after_forward=False, **made)
     for module in model.modules() if summed else ():
         if isinstance(module, fsdp.FSDPModule):

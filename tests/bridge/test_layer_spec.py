@@ -102,7 +102,6 @@ BAD = {
     "kind": (lambda: spec.kind_spec("X"), UnknownName),
     "recipe": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=8, recipe="fp6", **MADE), UnknownName),
     "head size": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=5, **MADE), ValueError),
-    "groups": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=8, groups=3, **MADE), ValueError),
     "no groups": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=8, groups=0, **MADE), ValueError),
     "eps by TE": (lambda: spec.build_norm(16, eps=math.nan, **MADE), ValueError),
     "dtype by TE": (lambda: spec.build_norm(16, **{**MADE, "dtype": torch.float64}), WrongDtype),

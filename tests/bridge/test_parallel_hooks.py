@@ -22,14 +22,12 @@ def test_a_share_has_whole_heads_of_each_segment(ranks: int) -> None:
     state = {name: torch.arange(torch.Size(size).numel()).view(size) for name, size in shape.native_shapes().items()}
     cuts = hooks.block_cuts(shape)
     shares = [hooks.cut_state(state, cuts, rank, ranks) for rank in range(ranks)]
-    for name, weight in state.items():
-        assert shares[1][name].shape == shape.shard(ranks).native_shapes()[name], name
-        if name not in cuts:
-            assert shares[1][name] is weight
-            continue
-        axis, segments = cuts[name]
+    assert {name: tuple(share.shape) for name, share in shares[1].items()} == shape.shard(ranks).native_shapes()
+    for name, (axis, segments) in cuts.items():
         parts = [share[name].split([size // ranks for size in segments], dim=axis) for share in shares]
-        assert torch.equal(torch.cat([part for of_all in zip(*parts, strict=True) for part in of_all], axis), weight)
+        assert torch.equal(
+            torch.cat([part for of_all in zip(*parts, strict=True) for part in of_all], axis), state[name]
+        )
 
 
 WIDTHS = {"one": 8, "two": 8, "idle": 8, "large": 32, "apart": 8}
