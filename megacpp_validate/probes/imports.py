@@ -187,14 +187,17 @@ def _check_refusals(bench: Bench) -> None:
 
 
 def _check_second_entry(bench: Bench) -> None:
-    low, twice = bench.low_precision(), bench.bridge("errors").ScopeEnteredTwice
-
-    def enter_again() -> None:
-        with low():
-            pass
-
-    with low():
-        bench.refuses("scope.second-entry.refused", twice, enter_again)
+    words, low, twice = "nothing was raised", bench.low_precision(), bench.bridge("errors").ScopeEnteredTwice
+    with low() as opened:
+        try:
+            second = f"{__file__}:{sys._getframe().f_lineno + 1}"
+            with low():
+                pass
+        except twice as refusal:
+            words = str(refusal)
+    bench.check("scope.second-entry.refused", "Next step" in words, words)
+    named = opened.entered_at in words and second in words and opened.entered_at.startswith(__file__)
+    bench.check("scope.second-entry.names-both-places", named, words)
 
 
 def _check_groups(bench: Bench) -> None:
