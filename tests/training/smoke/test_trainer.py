@@ -17,8 +17,9 @@ import torch
 from megacpp_validate.jit import compiles
 from megacpp_validate.jit.compiles import saw
 from megacpp_validate.training.parallel.ranks import Rank
+from megacpp_validate.training.smoke import rank
 from megacpp_validate.training.smoke.rank import compare_arms, make_receipt
-from megacpp_validate.training.smoke.trainer import WARM, NotFinite, exposed_seconds
+from megacpp_validate.training.smoke.trainer import WARM, NotFinite, SmokeTrainer, exposed_seconds
 from tests.training.smoke.smoke_train import alone, new_trainer, order_of, same_weights, train
 
 
@@ -170,13 +171,20 @@ def test_an_evaluation_that_is_no_number_ends_the_run() -> None:
 TURNS = asdict(order_of(steps=200))
 
 
-def test_two_arms_take_turns_until_the_interval_decides() -> None:
+def test_two_arms_take_turns_until_the_interval_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Student's t of 0 decides at the first look that has it."""
+    take, turns = rank._take_block, list[bool]()
+
+    def see(trainer: SmokeTrainer, steps: int) -> float:
+        turns.append("trajectory_coefficient" in trainer.order.changes)
+        return take(trainer, steps)
+
+    monkeypatch.setattr(rank, "_take_block", see)
     taxed = {**TURNS, "changes": {**TURNS["changes"], "trajectory_coefficient": 0.02}}
     looks = {"4": 1e9, "6": 0.0, "8": 0.0}
     left = compare_arms({"off": TURNS, "on": taxed}, Rank(0), looks, 0.05, math.inf)
     off, on = left["arms"]["off"], left["arms"]["on"]
-    assert (len(left["pairs"]), 2 <= left["steps"] <= 16) == (6, True)
+    assert (len(left["pairs"]), 2 <= left["steps"] <= 8, turns) == (6, True, [False, True, True, False] * 3)
     assert len(off["steps"]) == len(on["steps"]) == 8 + 6 * left["steps"]
     assert [step["perfect"] for step in off["steps"]] == [step["perfect"] for step in on["steps"]]  # the same batches
     assert off["peak_bytes"] > 0
