@@ -78,4 +78,3 @@ def test_the_parts_of_a_traced_step_sum_to_it_and_a_late_rank_makes_the_other_wa
     assert expert_scaling.join_traces(traces[1:], 1) == pytest.approx(
         {**parts, "host": 2 / 3, "gemm": 1.0, "waiting": 0.0}
     )
-    assert expert_scaling.join_traces([], 2) == {}

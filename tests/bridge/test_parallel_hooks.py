@@ -63,16 +63,13 @@ def wrapped_on_a_rank(recipe: str) -> tuple[bool, list[int], list[int]]:
     from tests.bridge.small_blocks import make, rows, state
 
     class Operations(CollectiveRecord):
-        seen: list[str]
-
         def inside(self, operation: str, *given: Any) -> Any:
             self.seen.append(operation)
             return super().inside(operation, *given)
 
     use_te_double()
-    world, record = distributed.get_world_size(), Operations()
-    watch_collectives(record)
-    mesh = init_device_mesh("cpu", (world,))
+    watch_collectives(record := Operations())
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
 
     def train(*, shared: bool | None) -> tuple[list[Any], list[int]]:
         """Losses, gradients and scales of two steps; and the all-gathers of each forward pass."""
@@ -81,7 +78,7 @@ def wrapped_on_a_rank(recipe: str) -> tuple[bool, list[int], list[int]]:
             block.load_native_state_dict(state())
         if shared is not None:
             hooks.shard_layers(model, list(model), mesh, used_twice=[model[1]] if shared else [])
-            assert all(hooks.local_part(one).numel() * world == one.numel() for one in model.parameters())
+            assert all(hooks.local_part(one).numel() * mesh.size() == one.numel() for one in model.parameters())
         found, gathers = [], []
         for _ in range(2):
             record.seen = []
