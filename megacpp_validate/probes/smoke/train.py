@@ -42,7 +42,7 @@ def check_run(bench: Bench, run: Run) -> None:
     learned = judge_learning(run.name, run.first["steps"], size.grammar, size.length, size.batch)
     if run.done:
         record = record_of(run)
-        to_goal = f"; {record.tokens_to_goal or 'more than all'} tokens to {record.goal:.3f} nats"
+        to_goal = f"; {record.tokens_to_goal or f'more than {record.tokens}'} tokens to {record.goal:.3f} nats"
         learned = replace(
             learned, detail=f"{learned.detail}{to_goal}, {record.tokens_per_gpu_hour:.0f} tokens a GPU-hour"
         )
