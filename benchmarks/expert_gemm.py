@@ -148,7 +148,7 @@ def _bank(
 
     layer = ExpertGemm(
         num_experts=len(shape.counts), in_features=shape.inputs, out_features=shape.outputs, dtype=weight.dtype,
-        device="cuda", backends=backends, fp8_when="always",
+        device="cuda", backends=backends,
     )  # fmt: skip
     layer.load_native_state_dict({"weight": weight})
     made = recipe() if recipe is not None else None

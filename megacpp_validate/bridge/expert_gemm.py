@@ -23,7 +23,7 @@ from .deep_gemm import (
     deep_gemm_grouped,
     why_not_deep_gemm,
 )
-from .errors import TokenCountMismatch, UnknownName, WeightMismatch, WrongDtype, WrongShape
+from .errors import TokenCountMismatch, WeightMismatch, WrongDtype, WrongShape
 from .features import PRODUCTION, Features, why_not_te
 from .permute import TePadding, whole_numbers
 from .recipes import TE_DTYPES
@@ -35,8 +35,6 @@ from .te_fp8 import te_state
 # next, it wins a little earlier. `benchmarks/expert_gemm.py` measures the numbers; a test compares the rule with them.
 
 
-When = Literal["faster", "always"]
-WHEN: Final[tuple[When, ...]] = get_args(When)
 SWITCH: Final = "MEGACPP_DEEP_GEMM_WHEN"
 
 SOURCE: Final = "docs/benchmarks/expert_gemm.md"
@@ -50,21 +48,10 @@ FP8_FROM: Final[dict[str, tuple[float, str]]] = {
 }
 
 
-def read_when(given: When | None) -> When:
-    """When to use FP8: the argument, else the environment variable, else "faster".
-
-    Raises:
-        UnknownName: neither "faster" nor "always".
-    """
-    asked = given if given is not None else os.environ.get(SWITCH, "").strip().lower() or "faster"
-    found = next((one for one in WHEN if one == asked), None)
-    if found is None:
-        raise UnknownName(f"{SWITCH} or fp8_when is {asked!r}. Next step: use one of {', '.join(WHEN)}.")
-    return found
-
-
 def why_bf16_is_faster(counts: Sequence[float], path: str) -> Refusal | None:
-    """Why a call with these numbers of rows stays in bf16; None where FP8 was measured to be faster.
+    """Why a call with these numbers of rows stays in bf16.
+
+    None where FP8 was measured to be faster, and where MEGACPP_DEEP_GEMM_WHEN is "always".
 
     Args:
         counts: rows of each expert, not all 0.
@@ -72,7 +59,7 @@ def why_bf16_is_faster(counts: Sequence[float], path: str) -> Refusal | None:
     """
     busy = [count for count in counts if count]
     mean, (least, measured) = sum(busy) / len(busy), FP8_FROM[path]
-    if mean >= least:
+    if mean >= least or os.environ.get(SWITCH, "").strip().lower() == "always":
         return None
     reason = (
         f"{mean:.0f} rows an expert: bf16 is taken below {least:g} ({measured}). Next step: none; {SWITCH}=always uses "
@@ -170,15 +157,13 @@ class ExpertGemm(nn.Module):
         dtype, device: of the parameters.
         features: whether Transformer Engine may be used.
         backends: backends to ask, in this order.
-        fp8_when: "always" uses "deep_gemm" however few the rows; by default the environment variable
-            MEGACPP_DEEP_GEMM_WHEN, else "faster".
 
     Attributes:
         choice: of the last call; before the first, of the holder of the parameters.
         bank: the layer that holds the parameters.
 
     Raises:
-        UnknownName: an unknown backend or value of `fp8_when`.
+        UnknownName: an unknown backend.
         NoBackend: every backend refuses.
     """
 
@@ -192,14 +177,13 @@ class ExpertGemm(nn.Module):
         device: Any = None,
         features: Features = PRODUCTION,
         backends: Sequence[Backend] = ("te", "native"),
-        fp8_when: When | None = None,
     ) -> None:
         super().__init__()
         check_backends(backends, BACKENDS)
         self.num_experts, self.in_features, self.out_features = num_experts, in_features, out_features
         dtype = dtype if dtype is not None else torch.get_default_dtype()
         device = torch.device(device) if device is not None else torch.get_default_device()
-        self.features, self.backends, self.fp8_when = features, tuple(backends), read_when(fp8_when)
+        self.features, self.backends = features, tuple(backends)
         self._refused = {name: self._why_not_held(name, dtype, device) for name in self.backends}
         made = choose("expert_gemm", [(name, partial(self._refused.get, name)) for name in self.backends])
         self.choice: Choice = made
@@ -317,7 +301,7 @@ class ExpertGemm(nn.Module):
         if backend == "te" and odd and te_state()["enabled"]:
             widths = f"{self.in_features} -> {self.out_features} features"
             return Refusal("te", "fp8-width", f"{widths}: an FP8 product takes multiples of {FP8_WIDTH}")
-        if backend == "deep_gemm" and self.fp8_when == "faster" and "native" in self.backends:
+        if backend == "deep_gemm" and "native" in self.backends:
             return why_bf16_is_faster(counts, "kept" if kept else "bank")
         return None
 

@@ -35,7 +35,6 @@ from ..native.norms import without_autocast
 from .backends import Refusal
 from .deep_gemm import TILE, QuantizedWeight, RowCast, multiply_padded, why_not_deep_gemm
 from .errors import WrongDtype, WrongShape
-from .expert_gemm import When, why_bf16_is_faster
 from .vendor import TRITON
 
 SORT_BLOCK: Final = 128  # assignments that one program of the counting sort places
@@ -128,13 +127,12 @@ def why_not_fused(tokens: Any, up_weight: Any, down_weight: Any) -> str:
     return grouped_mm_refusal(tokens, up_weight) or grouped_mm_refusal(tokens, down_weight)
 
 
-def why_not_fp8(tokens: Any, top_k: int, up_weight: Any, down_weight: Any, *, when: When) -> Refusal | None:
-    """Why a pass on the fused path stays in bf16; None where DeepGEMM can take it and was measured to be faster.
+def why_not_fp8(tokens: Any, top_k: int, up_weight: Any, down_weight: Any) -> Refusal | None:
+    """Why DeepGEMM cannot take the products of a pass; None where it can.
 
     Args:
         tokens, up_weight, down_weight: as in `jagged_moe`.
         top_k: k.
-        when: "always" asks for no measurement.
     """
     experts, hidden, width = down_weight.shape
     refused = why_not_deep_gemm(tokens.device, tokens.dtype, hidden, 2 * width)
@@ -146,7 +144,7 @@ def why_not_fp8(tokens: Any, top_k: int, up_weight: Any, down_weight: Any, *, wh
         if not hopper or not fused:
             most = f"{SORT_EXPERTS} experts and {SORT_BLOCKS * SORT_BLOCK} rows"
             refused = Refusal("deep_gemm", "not-fused", f"only the fused path pads: on Hopper, up to {most}")
-    return refused or (None if when == "always" else why_bf16_is_faster([rows / experts], "jagged"))
+    return refused
 
 
 def _sorts_by_counting(chosen: Any, assignments: int, experts: int) -> bool:
@@ -325,11 +323,6 @@ def _plain(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: 
     experts, (count, top_k) = up_weight.shape[0], chosen.shape
     order = sort_by_expert(chosen, experts)
     ends = order.ends.tolist()
-    if count and not 0 <= int(chosen.min()) <= int(chosen.max()) < experts:
-        raise WrongShape(
-            f"the experts of tokens are {int(chosen.min())} to {int(chosen.max())}. Next step: pass numbers from 0 to "
-            f"{experts - 1}."
-        )
     counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     wide = _wide(tokens)
     assignment = order.order.long()

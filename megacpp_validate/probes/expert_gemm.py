@@ -99,11 +99,9 @@ def new_bank(
     return Bank(rows.requires_grad_(), weights, tuple(counts), bench.randn(total, outputs, dtype=dtype))
 
 
-def new_layer(bench: Bench, bank: Bank, backends: Sequence[str] = ("te", "native"), fp8_when: str = "faster") -> Any:
+def new_layer(bench: Bench, bank: Bank, backends: Sequence[str] = ("te", "native")) -> Any:
     """The wrapper with the weights of a bank."""
-    made = bench.bridge("expert_gemm").ExpertGemm(
-        **bank.sizes(), device=bench.device, backends=tuple(backends), fp8_when=fp8_when
-    )
+    made = bench.bridge("expert_gemm").ExpertGemm(**bank.sizes(), device=bench.device, backends=tuple(backends))
     made.load_native_state_dict({"weight": bank.weights.detach()})
     return made
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 
 from ..bridge.backends import Candidate, Refusal, choose
 from ..bridge.deep_gemm import cast_weight
-from ..bridge.expert_gemm import ExpertGemm, TeExpertBank, read_when
+from ..bridge.expert_gemm import ExpertGemm, TeExpertBank, why_bf16_is_faster
 from ..bridge.fused import choose_residual_norm
 from ..bridge.jagged_experts import jagged_moe, jagged_rows, why_not_fp8, why_not_fused
 from ..bridge.layer_spec import build_norm
@@ -144,8 +143,9 @@ class ExpertLayer(Layer):
         refusal = Refusal(forms.moe, "not-fused", why) if why else None
         candidates: list[Candidate] = [(forms.moe, lambda: refusal), ("loop", lambda: None)]
         if forms.moe == "jagged" and self.exchange is None and "deep_gemm" in forms.expert_backends:
-            ask = partial(why_not_fp8, tokens, self.size.top_k, up, down, when=read_when(None))
-            candidates.insert(0, ("deep_gemm", ask))
+            rows = len(tokens) * self.size.top_k / self.size.num_experts
+            low = why_not_fp8(tokens, self.size.top_k, up, down) or why_bf16_is_faster([rows], "jagged")
+            candidates.insert(0, ("deep_gemm", lambda: low))
         self._choices["experts"] = choose("expert_path", candidates)
 
     def _share(self, routing: Routing) -> Any:

@@ -17,6 +17,11 @@ from megacpp_validate.probes.expert_gemm import Bank  # noqa: E402
 from tests.deep_gemm_double import grouped, install, plain  # noqa: E402
 
 
+@pytest.fixture(autouse=True)
+def however_few_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(expert_gemm.SWITCH, "always")
+
+
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
@@ -50,7 +55,7 @@ def test_many_experts_with_unequal_rows_get_the_gradient_of_the_weights_in_bf16_
 
 def bank(**more: object) -> ExpertGemm:
     sizes = {"num_experts": 3, "in_features": 256, "out_features": 128, "dtype": torch.bfloat16, "device": "cpu"}
-    return ExpertGemm(**{**sizes, "backends": ("deep_gemm", "native"), "fp8_when": "always", **more})
+    return ExpertGemm(**{**sizes, "backends": ("deep_gemm", "native"), **more})
 
 
 @pytest.mark.usefixtures("kernel")

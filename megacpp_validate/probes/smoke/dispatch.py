@@ -33,7 +33,7 @@ def probe(bench: Bench) -> None:
     leaves = {name: inputs[name] for name in ("tokens", "weights", "up", "down")}
     wanted, _ = reference_pass(lambda given: reference({**inputs, **given}), leaves, inputs["gradient"])
     ways: dict[str, Callable[..., Any]] = {"padded": padded, "jagged": jagged}
-    if why_not_fp8(inputs["tokens"], inputs["chosen"].shape[1], inputs["up"], inputs["down"], when="always") is None:
+    if why_not_fp8(inputs["tokens"], inputs["chosen"].shape[1], inputs["up"], inputs["down"]) is None:
         ways["jagged-fp8"] = partial(jagged, low=True)
     for name, way in ways.items():
         forget_choices()
