@@ -8,13 +8,12 @@ to launch is not in it, and 256 MiB are written before, so that the L2 cache is 
 device cannot be held: what the host does is in its time, and the name of its clock says so. Without a GPU it is the
 wall-clock time of the host, which nobody is judged by.
 
-How often a use runs follows from how long it takes, never from how its times scatter: a round is never repeated.
+A round has as many uses of every layer, and is never repeated, however its times scatter.
 """
 
 from __future__ import annotations
 
 import gc
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,11 +30,7 @@ from .bench import Bench
 from .observe import Enter
 
 ROUNDS: Final = 5
-ROUND_MS: Final = 20.0  # of the uses in a round: 40 000 times the resolution of events
-MOST_USES: Final = 100
-HELD_MS: Final = 200.0  # that a round may hold the device up: what is slow to launch runs fewer times
-FEWEST_USES: Final = 3  # a median of fewer is none
-SLOW_MS: Final = 50.0  # a use that takes longer runs once a round: nobody else may compute meanwhile
+USES: Final = 20  # of a round
 FIRST_USES: Final = 3  # what compiles, tunes and plans does it at the first; delayed scaling knows its scales then
 LAST_WARM_UP: Final = 2  # alone on the device, right before the rounds
 NOT_HELD: Final = ", not held"  # behind the name of a clock whose device went on before the host was ready
@@ -126,7 +121,6 @@ class _Timed:
 
     name: str
     call: Callable[[], Any]
-    uses: int = 0  # a round
     rounds_ms: list[float] = field(default_factory=list)
     launch_ms: float = 0.0
     held: bool = True
@@ -169,7 +163,7 @@ class Stopwatch:
         gc.collect()
         gc.disable()  # the garbage collector may not choose whose use takes longer
         try:
-            for step in (self._count, *[self._round] * ROUNDS):
+            for step in (self._warm_up, *[self._round] * ROUNDS):
                 for timed in tuple(self._timed):
                     self._timed.remove(timed)
                     with self._or_fail(timed.name):
@@ -182,21 +176,20 @@ class Stopwatch:
             self.bench.check(f"speed.{timed.name}.ran", True, f"{ROUNDS} rounds were timed")
         return tuple(map(self._row, self._timed))
 
-    def _count(self, timed: _Timed) -> None:
-        """Warm up, and see how many uses make a round."""
+    def _warm_up(self, timed: _Timed) -> None:
         timed.launch_ms = self._clock.launch_ms(timed.call, LAST_WARM_UP)
-        device, _ = self._clock.device_ms(timed.call, LAST_WARM_UP, timed.launch_ms)
-        most = int(HELD_MS / max(2.0 * timed.launch_ms, 1e-3))
-        timed.uses = min(_uses(min(device)), max(FEWEST_USES, most))
 
     def _round(self, timed: _Timed) -> None:
-        times, held = self._clock.device_ms(timed.call, timed.uses, timed.launch_ms)
+        times, held = self._clock.device_ms(timed.call, USES, timed.launch_ms)
         timed.held &= held
         timed.rounds_ms.append(statistics.median(times))
 
     def _row(self, timed: _Timed) -> Timing:
         clock = self._clock.name + ("" if timed.held else NOT_HELD)
-        return new_timing(timed.name, clock, timed.rounds_ms, timed.uses)
+        median = statistics.median(timed.rounds_ms)
+        spread = (max(timed.rounds_ms) - min(timed.rounds_ms)) / median if median else 0.0
+        rounds = tuple(round(value, 6) for value in timed.rounds_ms)
+        return Timing(timed.name, clock, rounds, round(median, 6), round(spread, 4), USES)
 
     @contextmanager
     def _or_fail(self, name: str) -> Iterator[None]:
@@ -207,20 +200,6 @@ class Stopwatch:
             raise
         except BaseException as fault:  # SystemExit and what compiled code makes up, too: the receipt is earned
             self.bench.check(f"speed.{name}.ran", False, f"{type(fault).__name__}: {fault}"[:2000])
-
-
-def new_timing(name: str, clock: str, rounds_ms: Sequence[float], uses: int) -> Timing:
-    """A row from the medians of the rounds."""
-    median = statistics.median(rounds_ms)
-    spread = (max(rounds_ms) - min(rounds_ms)) / median if median else 0.0
-    return Timing(name, clock, tuple(round(value, 6) for value in rounds_ms), round(median, 6), round(spread, 4), uses)
-
-
-def _uses(one_ms: float) -> int:
-    """How many uses make a round."""
-    if one_ms > SLOW_MS:
-        return 1
-    return min(MOST_USES, max(FEWEST_USES, math.ceil(ROUND_MS / max(one_ms, 1e-6))))
 
 
 # --- what is timed ----------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(speeds, "time", made)
-    monkeypatch.setattr(speeds, "ROUND_MS", 4.0)
+    monkeypatch.setattr(speeds, "USES", 4)
     monkeypatch.setattr(speeds, "ROUNDS", 3)
     return made
 
