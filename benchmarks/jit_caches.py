@@ -114,7 +114,7 @@ def wait_for(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 # Without a GPU, for a named architecture: settings of one task each, as matrix/prewarm.toml has them.
 TASKS: Final = {
-    "inductor_cpu": ("cpu", {"program": "gated", "rows": "64", "width": "32"}),
+    "inductor_cpu": ("cpu", {"rows": "64", "width": "32"}),
     "triton": ("sm_90a", {"kernels": "residual_norm rotation moe_rows block_casts", "sizes": "small"}),
     "fa4": ("sm_90a", {"head_dim": "64", "heads": "8", "groups": "2", "causal": "true"}),
 }

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import sys
 from collections import Counter
-from contextlib import suppress
 from functools import cache
 from typing import Any, Final
 
@@ -53,8 +51,6 @@ def start_compiling(*, private: bool = True) -> None:
         private: whether this process is one that may have a copy of the driver's cache: not a part of another program.
     """
     if os.environ.get(ROOT):
-        with suppress(OSError, ValueError):  # no core dump may stay in a folder where nobody looks for one
-            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         os.chdir(FOLDER)
     if private:
         work_on_copy()

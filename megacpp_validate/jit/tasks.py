@@ -33,14 +33,12 @@ class JitOrder:
         code: one of TASKS.
         arch: that they are compiled for: "sm_90a"; "cpu".
         settings: as the code takes them.
-        seed: of what the task makes.
     """
 
     task: str
     code: str
     arch: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    seed: int = 0
 
 
 def _import(name: str) -> Any:
@@ -57,30 +55,19 @@ def compile_nothing(order: JitOrder) -> None:
 
 
 def compile_inductor_cpu(order: JitOrder) -> None:
-    """Two small programs of TorchInductor as C++, forward and backward: every machine can compile them.
+    """RMSNorm by TorchInductor as C++, forward and backward: every machine can compile it.
 
-    Settings: `program` ("norm" or "gated"), `rows` and `width` of its input, fp32.
+    Settings: `rows` and `width` of its input, fp32.
     """
     import torch
 
-    torch.manual_seed(order.seed)
-    compiled = torch.compile(PROGRAMS[order.settings["program"]], dynamic=False)
     x = torch.randn(int(order.settings["rows"]), int(order.settings["width"]), requires_grad=True)
-    compiled(x).backward()
+    torch.compile(_norm, dynamic=False)(x).backward()
 
 
 def _norm(x: Any) -> Any:
     """RMSNorm, summed: [R, D] -> []."""
     return (x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()).sum()
-
-
-def _gated(x: Any) -> Any:
-    """silu(gate) x linear, averaged: [R, 2F] -> []."""
-    gate, linear = x.chunk(2, dim=-1)
-    return (gate * gate.sigmoid() * linear).mean()
-
-
-PROGRAMS: Final[dict[str, Callable[[Any], Any]]] = {"norm": _norm, "gated": _gated}
 
 
 # --- FlashAttention 4 -------------------------------------------------------------------------------------------------
@@ -142,7 +129,6 @@ def compile_deep_gemm(order: JitOrder) -> None:
 
     if not torch.cuda.is_available():
         raise Lacking("DeepGEMM reads the architecture from the device, and torch sees no CUDA device here")
-    torch.manual_seed(order.seed)
     for experts, inputs, outputs, rows in banks(order.settings["size"]):
         weight = torch.randn(experts, outputs, inputs, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         tokens = torch.randn(rows, inputs, device=weight.device, dtype=torch.bfloat16, requires_grad=True)
@@ -202,7 +188,6 @@ def compile_expert_rows(order: JitOrder) -> None:
     scopes, gemms = _import("bridge.fp8_scope"), _import("bridge.expert_gemm")
     of = _import("training.sizes").read_size(order.settings["size"])
     target = scopes.detect_target()
-    torch.manual_seed(order.seed)
     for recipe in order.settings["recipes"].split():
         for experts, inputs, outputs, _ in banks(order.settings["size"]):
             bank = gemms.ExpertGemm(

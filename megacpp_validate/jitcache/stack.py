@@ -323,7 +323,7 @@ class JitStack:
             answer = self._run_cell(task, logs, limit)
         else:
             order = {"task": task.id, "code": task.code, "settings": dict(task.settings)}
-            answer = self._ask({**order, "seed": self.seed}, logs / f"{task.id}.log", limit)
+            answer = self._ask(order, logs / f"{task.id}.log", limit)
         disk = os.statvfs(self.root)
         if answer.failure and disk.f_bavail * disk.f_frsize < _LEAST_FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))

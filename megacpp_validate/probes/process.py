@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..evidence.receipt import Failure, JitCompile, JitCompiles, Machine, Outcome, Receipt, Timing, cell_id
 from ..jit import monitor
 from .device_lock import alone, computing
-from .fingerprint import read_libraries, read_machine, read_packages
+from .fingerprint import PACKAGES, read_libraries, read_machine, read_packages
 from .order import TIMED, Order
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ PROBES: Final = __package__ or "megacpp_validate.probes"
 BRIDGE: Final = "megacpp_validate.bridge"
 FIREWALL: Final = "imports"  # the bridge module, and the probe, that everything else stands on
 IMAGE_DIGEST: Final = "MEGACPP_IMAGE_DIGEST"
-_VENDORS: Final = frozenset({
-    "transformer_engine", "flash_attn", "flash_attn_interface", "flash_attn_3", "deep_gemm", "cutlass", "triton",
-    "liger_kernel", "cudnn", "torch",
-})  # fmt: skip
+_VENDORS: Final = PACKAGES.keys() - {"numpy"}
 _LISTS: Final = ("checks", "backends", "quantizers", "compilers", "training")  # of a bench and of a receipt
 _OF_THE_RUN: Final = ("outcome", "reason", "machine", "failure", "blocked_by", "timings")
 _OF_THE_ORDER: Final = (
@@ -150,24 +147,23 @@ def describe(fault: BaseException) -> Failure:
 
 
 def _run(order: Order, run: _Run) -> None:
-    with run.phase("import-torch"):
-        import torch
+    import torch
+
     # A process of one cell has its copy of the driver's cache by now (`probes.__main__`).
     monitor.start_compiling(private=False)
     run.watched_from = monitor.mark()
     run.machine = read_machine(order.target.id != "cpu")  # before the probe: a GPU that has failed tells nothing more
     if reason := _why_not_here(order, torch):
         return run.ended(Outcome.NOT_RUN, reason)
-    with run.phase("import-vendor"):
-        if order.requested == "te" and order.needs_te:
-            te = importlib.import_module(f"{BRIDGE}.{FIREWALL}")
-            if not te.is_te_available():
-                return run.stopped_by_te(str(te.why_te_is_unavailable()))
-        for name in order.bridge_modules:
-            try:
-                importlib.import_module(f"{BRIDGE}.{name}")
-            except Exception as fault:
-                return run.ended_by(Outcome.IMPORT_ERROR, f"{BRIDGE}.{name} cannot be imported: ", fault)
+    if order.requested == "te" and order.needs_te:
+        te = importlib.import_module(f"{BRIDGE}.{FIREWALL}")
+        if not te.is_te_available():
+            return run.stopped_by_te(str(te.why_te_is_unavailable()))
+    for name in order.bridge_modules:
+        try:
+            importlib.import_module(f"{BRIDGE}.{name}")
+        except Exception as fault:
+            return run.ended_by(Outcome.IMPORT_ERROR, f"{BRIDGE}.{name} cannot be imported: ", fault)
     module = importlib.import_module(f"{PROBES}.{order.code or order.probe}")
     with run.device(computing):
         bench = run.bench = _new_bench(order, torch)  # kept also where the probe raises half way
@@ -180,7 +176,7 @@ def _run(order: Order, run: _Run) -> None:
     last = getattr(module, "probe_last", None)
     if last is not None and not order.only_times:
         # What would spoil this process for the rest: libraries that do not live side by side.
-        with run.device(computing), run.phase("last"):
+        with run.device(computing):
             _work(last, bench, torch)
         run.judge()
     return None
@@ -200,8 +196,7 @@ def _observe(probe: Any, bench: Bench, run: _Run, torch: Any) -> None:
         run.warm_up = dict(sorted(Counter(one.library for one in monitor.compiles_since(before)).items()))
     run.judge()
     if bench.device == "cuda" and run.outcome is Outcome.PASS and not (run.order.quick or run.order.once):
-        with run.phase("second-use"):
-            _use_again(probe, bench, run, torch)
+        _use_again(probe, bench, run, torch)
 
 
 def _time_alone(stopwatch: Stopwatch, run: _Run) -> None:
@@ -265,13 +260,12 @@ def _new_stopwatch(bench: Bench, run: _Run, torch: Any) -> Stopwatch | None:
         return None
     from . import speeds
 
-    with run.phase("speed-warm-up"):
-        try:
-            stopwatch = speeds.Stopwatch(bench)
-            _work(lambda _: speeds.speed_of(order.probe)(stopwatch), bench, torch)
-            return stopwatch
-        except Exception as fault:  # the receipt is earned already: this is a check that failed
-            bench.check("speed.ran", False, f"{type(fault).__name__}: {fault}"[:2000])
+    try:
+        stopwatch = speeds.Stopwatch(bench)
+        _work(lambda _: speeds.speed_of(order.probe)(stopwatch), bench, torch)
+        return stopwatch
+    except Exception as fault:  # the receipt is earned already: this is a check that failed
+        bench.check("speed.ran", False, f"{type(fault).__name__}: {fault}"[:2000])
     return None
 
 

@@ -305,14 +305,6 @@ _OF_TENSORS: Final = (
     Fault.ZEROS, Fault.HALF_ZEROS, Fault.SCALED, Fault.NEGATED, Fault.SHUFFLED, Fault.NAN,
 )  # fmt: skip
 _OF_ARGUMENTS: Final = (Fault.ARGUMENT, Fault.ARGUMENT_SCALED, Fault.ARGUMENT_LOST, Fault.ARGUMENT_ROLLED)
-# Parameters that a row must have: a planted function that misses one would raise, and pass for a fault that is caught.
-NEEDS: Final[dict[Fault, frozenset[str]]] = {
-    Fault.ANSWERS: frozenset({"value"}), Fault.ITEM_LOST: frozenset({"index"}), Fault.ENTRY_LOST: frozenset({"name"}),
-    Fault.ARGUMENT: frozenset({"name", "value"}), Fault.ARGUMENT_LOST: frozenset({"name"}),
-    Fault.ARGUMENT_SCALED: frozenset({"name", "factor"}), Fault.SCALED: frozenset({"factor"}),
-    Fault.ARGUMENT_ROLLED: frozenset({"name", "axis"}), Fault.MASK_OFF_BY_ONE: frozenset({"name", "axis"}),
-    Fault.EXPERTS_EXCHANGED: frozenset({"first", "second"}),
-}  # fmt: skip
 FAULTS: Final[dict[Fault, Callable[[Call, Mutant, Trace], Any]]] = {
     **dict.fromkeys(_OF_TENSORS, change_tensor),
     **dict.fromkeys(_OF_ARGUMENTS, change_argument),

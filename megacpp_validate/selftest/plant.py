@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..evidence.selftest import Fault, Mutant
 from .double import entries
-from .faults import FAULTS, NEEDS, Call, Trace
+from .faults import FAULTS, Call, Trace
 
 BRIDGE: Final = "megacpp_validate.bridge"
 _LOST: Final = "a planted fault takes this entry point away"
@@ -45,14 +45,9 @@ def plant(mutant: Mutant) -> Trace:
         How often the planted code changed something, counted from now on.
 
     Raises:
-        PlantPointGone: its patch point is not there, or is not what the fault works on, or its row lacks a parameter.
+        PlantPointGone: its patch point is not there, or is not what the fault works on.
     """
     trace = Trace()
-    if lacking := NEEDS.get(mutant.fault, frozenset()) - mutant.parameters.keys():
-        raise PlantPointGone(
-            f"the mutant {mutant.id} has no {' and no '.join(sorted(lacking))}. Next step: add what its fault "
-            f"{mutant.fault} needs to the parameters of its row in matrix/mutants.toml."
-        )
     try:
         point = find_point(mutant)
         setattr(point.holder, point.name, point.wrap(_make_faulty(point.value, mutant, trace)))

@@ -25,15 +25,15 @@ library = "inductor"
 code = "inductor_cpu"
 targets = ["cpu"]
 gpu = false
-settings = {{ program = "norm", rows = "{rows}", width = "16" }}
+settings = {{ rows = "{rows}", width = "16" }}
 
 [[task]]
-id = "gated"
+id = "wide"
 library = "inductor"
 code = "inductor_cpu"
 targets = ["cpu"]
 gpu = false
-settings = {{ program = "gated", rows = "8", width = "16" }}
+settings = {{ rows = "8", width = "32" }}
 """
 
 
@@ -92,7 +92,7 @@ def test_a_shape_that_was_not_warmed_is_named(warm: Path, tmp_path: Path) -> Non
     code, verdict = _verify(warm, _matrix(tmp_path / "matrix", rows=24), tmp_path / "receipts")
     assert code == Exit.CLOSED
     by_task = {row.task: row for row in verdict.rows}
-    assert by_task["gated"].verdict is JitVerdict.WARM
+    assert by_task["wide"].verdict is JitVerdict.WARM
     cold = by_task["norm"]
     assert cold.verdict is JitVerdict.COMPILED
     assert {one.library for one in cold.compiled} == {"inductor"}

@@ -61,7 +61,7 @@ def test_a_probe_whose_checks_hold_passes_and_the_receipt_says_where_it_ran(plan
     assert (receipt.tool, receipt.commit, receipt.lock_hash) == ("tool 1", "abc", "def")
     assert receipt.machine.torch == torch.__version__
     assert {package.name: package.version for package in receipt.packages}["torch"] == torch.__version__
-    assert {"import-torch", "import-vendor", "probe", "total"} == set(receipt.seconds)
+    assert set(receipt.seconds) == {"probe", "total"}
     assert receipt.peak_memory_mib > 10
     assert receipt.started.endswith("+00:00")
 

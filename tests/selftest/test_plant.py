@@ -51,7 +51,6 @@ GONE: dict[str, Mutant] = {
     "attribute-of-a-value": vendor("fp8_state_manager.gone", Fault.SKIPPED),
     "row": wrapper("attention.REFUSED_OPTIONS", Fault.ENTRY_LOST, name="gone"),
     "not-callable": wrapper("attention.NATIVE_PATH", Fault.ZEROS),
-    "no-factor": wrapper("attention.native_attention", Fault.SCALED, factr=0.5),
 }
 
 
@@ -79,9 +78,19 @@ def test_a_fault_that_does_not_apply_changes_nothing_and_is_not_reached(mutant: 
     assert trace.reached == 0
 
 
-def test_every_shipped_mutant_has_its_patch_point(catalog: Catalog) -> None:
+# A planted function that misses a parameter would raise, and pass for a fault that is caught.
+NEEDED: dict[Fault, set[str]] = {
+    Fault.ANSWERS: {"value"}, Fault.ITEM_LOST: {"index"}, Fault.ENTRY_LOST: {"name"}, Fault.SCALED: {"factor"},
+    Fault.ARGUMENT: {"name", "value"}, Fault.ARGUMENT_LOST: {"name"}, Fault.ARGUMENT_SCALED: {"name", "factor"},
+    Fault.ARGUMENT_ROLLED: {"name", "axis"}, Fault.MASK_OFF_BY_ONE: {"name", "axis"},
+    Fault.EXPERTS_EXCHANGED: {"first", "second"},
+}  # fmt: skip
+
+
+def test_every_shipped_mutant_has_its_parameters_and_its_patch_point(catalog: Catalog) -> None:
     gone = {}
     for row in catalog.mutants:
+        assert NEEDED.get(row.fault, set()) <= row.parameters.keys(), row.id
         try:
             with planted(row):
                 pass
