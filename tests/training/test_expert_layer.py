@@ -99,6 +99,15 @@ def test_a_residual_connection_in_the_next_norm_is_the_same_stream(changes: dict
     assert far(found, gradients) <= bound(size)
 
 
+def test_jagged_experts_ask_for_fp8_where_it_is_named_and_keep_the_reason_against_it() -> None:
+    size = read_size("tiny", pattern="AE")
+    model = HybridModel(size, replace(EXACT, forms=Forms("jagged", expert_backends=("deep_gemm", "native"))), seed=0)
+    model(torch.zeros(1, 8, dtype=torch.int64))
+    choice = model.choices()["layers.1.experts"]
+    assert (choice.requested, choice.observed) == ("deep_gemm", "loop")
+    assert [(one.backend, one.code) for one in choice.refusals] == [("deep_gemm", "device"), ("jagged", "not-fused")]
+
+
 def test_experts_enter_a_region_of_the_scope_or_leave_it() -> None:
     """What each layer ran in, by the order of entries."""
     size = read_size("tiny", pattern="AMEEAR")
