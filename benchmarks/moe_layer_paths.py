@@ -115,13 +115,13 @@ def marking(mark: Mark) -> Iterator[None]:
     """While inside, `jagged_moe` marks the stages of one step of its fused path."""
     stages = iter(STAGES)
 
-    def call(name: str, plain: Callable[..., Any], *given: Any) -> Any:
+    def call(name: str, plain: Callable[..., Any], /, *given: Any, **more: Any) -> Any:
         wanted, stage = next(stages)
         if name != wanted:
             raise LookupError(f"jagged_moe calls {name} where STAGES has {wanted}")
         if stage == "combine backward":
             mark("start of the backward")
-        made = plain(*given)
+        made = plain(*given, **more)
         if stage:
             mark(stage)
         return made

@@ -58,7 +58,8 @@ def add_rms_norm(rows: Any, added: Any, weight: Any, eps: float) -> tuple[Any, A
     fits = rows.shape == added.shape and rows.dtype == added.dtype and weight.shape == rows.shape[-1:]
     fits = fits and weight.dtype in DTYPES and rows.numel() > 0
     if not fits or why_not_fused(rows.shape[-1], rows.dtype, rows.device) is not None:
-        return add_and_norm(rows, added, weight, eps)
+        summed = rows + added  # rounded, and the native norm of it
+        return summed, rms_norm(summed, weight, eps=eps)
     summed, normed = _AddRmsNorm.apply(rows, added, weight, eps)
     return summed, normed
 
@@ -82,12 +83,6 @@ def why_not_fused(hidden: int, dtype: Any, device: Any) -> Refusal | None:
     if residual_norm_kernels() is None:
         return Refusal("triton", "triton-unavailable", residual_norm_kernels.why_missing())
     return None
-
-
-def add_and_norm(rows: Any, added: Any, weight: Any, eps: float) -> tuple[Any, Any]:
-    """The same in plain torch: the sum, rounded, and the native norm of it."""
-    summed = rows + added
-    return summed, rms_norm(summed, weight, eps=eps)
 
 
 class _AddRmsNorm(torch.autograd.Function):
