@@ -112,21 +112,34 @@ def profile_step(trainer: Any) -> list[str]:
 
 
 def deep_gemm(asked: Any) -> dict[str, Any]:
-    """Its products for the experts of the size, twice."""
-    from megacpp_validate.jit.tasks import JitOrder, Lacking, compile_deep_gemm
+    """Its products for the experts of the size, forward and both gradients, twice."""
+    from megacpp_validate.training.sizes import read_size
 
-    order = JitOrder("storm", "deep_gemm", settings={"size": asked.size})
-    seconds = []
+    size, seconds = read_size(asked.size), []
     try:
         for _ in range(2):
             began = time.monotonic()
-            compile_deep_gemm(order)
+            for inputs, outputs in ((size.hidden, 2 * size.expert_width), (size.expert_width, size.hidden)):
+                multiply_grouped(size.num_experts, size.batch * size.length * size.top_k, inputs, outputs)
             seconds.append(time.monotonic() - began)
-    except Lacking as lacking:
-        return {"missing": str(lacking)}
     except Exception as fault:
         return {"failure": f"{type(fault).__name__}: {fault}"[:2000]}
     return {"first_s": seconds[0], "second_s": seconds[1]}
+
+
+def multiply_grouped(experts: int, rows: int, inputs: int, outputs: int) -> None:
+    """DeepGEMM's grouped product, [rows, inputs] to [rows, outputs] in bf16, with equal and with unequal experts."""
+    import torch
+
+    from megacpp_validate.bridge.deep_gemm import deep_gemm_grouped
+
+    each = rows // experts
+    weight = torch.randn(experts, outputs, inputs, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    tokens = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    for counts in ([each] * experts, [each - each // 2, *[each] * (experts - 2), each + each // 2]):
+        out = deep_gemm_grouped(tokens, weight, counts)
+        out.backward(torch.randn_like(out))
+    torch.cuda.synchronize()
 
 
 def meet(asked: Any) -> None:

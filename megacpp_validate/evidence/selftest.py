@@ -39,12 +39,10 @@ class Fault(StrEnum):
     # What it has.
     BIAS_DROPPED = "bias-dropped"
     HALVES_SWAPPED = "halves-swapped"
-    EXPERTS_EXCHANGED = "experts-exchanged"
     SCOPE_IGNORED = "scope-ignored"  # computes in the dtype of its weights, whatever the low-precision scope says
     # What it gives.
     PARAMETERS_CLONED = "parameters-cloned"  # a layer with copies of the parameters that it should share
     PARAMETERS_FRESH = "parameters-fresh"  # a layer that keeps what it was made with
-    ITEM_LOST = "item-lost"  # one of several
     ANSWERS = "answers"  # always the same
     SKIPPED = "skipped"  # nothing, or one of its arguments as it came
     OUTPUT_KEPT = "output-kept"  # the tensors of every call, for good

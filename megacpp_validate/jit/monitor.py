@@ -26,7 +26,6 @@ _BY_NVRTC: Final = {
 _CACHES_SINCE: Final = (12, 9)
 _NO_CACHE: Final = "CUDA_CACHE_DISABLE"
 MODE: Final = "MEGACPP_JIT_MODE"
-_NVRTC_OFF: Final = "NVTE_DISABLE_NVRTC"
 # The working folder is in the key of NVRTC's cache (CUDA 13.0, one H200: with the same cache the first attention of a
 # process took 0.13 s in the folder in which it was filled, and 1.6 s in another). So every process on shared caches
 # works in one that is the same on every machine, and in which nobody can leave a header that a compiler would take.
@@ -82,8 +81,6 @@ def describe_jit() -> dict[str, Any]:
 def unwatched() -> dict[str, str]:
     """Libraries in this process whose compiles cannot be seen, and why."""
     found = {name: why for name, why in _BY_NVRTC.items() if name in sys.modules and not _nvrtc_caches()}
-    if os.environ.get(_NVRTC_OFF, "0") not in ("", "0"):
-        found.pop("transformer_engine", None)
     if why := why_shared():
         found["cuda"] = f"its compiles are not counted: {why}"
     return found | {name: f"its hook failed: {why}" for name, why in faults().items()}

@@ -114,50 +114,6 @@ def compile_fa4(order: JitOrder) -> None:
         interface._flash_attn_bwd(query, key, value, out, out, lse, **given)
 
 
-# --- DeepGEMM ---------------------------------------------------------------------------------------------------------
-
-
-def compile_deep_gemm(order: JitOrder) -> None:
-    """DeepGEMM's kernels for an expert bank of the smoke run, forward and both gradients; needs a GPU.
-
-    Settings: `size` of `training.sizes` (its experts, widths and tokens).
-
-    Raises:
-        Lacking: no GPU that DeepGEMM has kernels for, or no DeepGEMM.
-    """
-    import torch
-
-    if not torch.cuda.is_available():
-        raise Lacking("DeepGEMM reads the architecture from the device, and torch sees no CUDA device here")
-    for experts, inputs, outputs, rows in banks(order.settings["size"]):
-        weight = torch.randn(experts, outputs, inputs, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        tokens = torch.randn(rows, inputs, device=weight.device, dtype=torch.bfloat16, requires_grad=True)
-        product = _import("bridge.deep_gemm")
-        refusal = product.why_not_deep_gemm(weight.device, weight.dtype, inputs, outputs)
-        if refusal is not None:
-            raise Lacking(f"{refusal.backend}: {refusal.reason}")
-        for counts in routings(experts, rows):
-            out = product.deep_gemm_grouped(tokens, weight, counts)
-            out.backward(torch.randn_like(out))
-    torch.cuda.synchronize()
-
-
-def banks(size: str) -> list[tuple[int, int, int, int]]:
-    """Experts, inputs K, outputs N and rows of each product of the expert layer of a size."""
-    of = _import("training.sizes").read_size(size)
-    rows = of.batch * of.length * of.top_k
-    return [
-        (of.num_experts, of.hidden, 2 * of.expert_width, rows),
-        (of.num_experts, of.expert_width, of.hidden, rows),
-    ]
-
-
-def routings(experts: int, rows: int) -> list[list[int]]:
-    """Rows of each expert, equal and unequal: the weight's gradient is one launch for all, or one an expert."""
-    each = rows // experts
-    return [[each] * experts, [each - each // 2, *[each] * (experts - 2), each + each // 2]]
-
-
 # --- Transformer Engine: rows of experts ------------------------------------------------------------------------------
 #
 # Where every expert has rows, one precompiled kernel casts them all (delayed scaling). Where an expert has none, they
@@ -187,9 +143,9 @@ def compile_expert_rows(order: JitOrder) -> None:
         )
     scopes, gemms = _import("bridge.fp8_scope"), _import("bridge.expert_gemm")
     of = _import("training.sizes").read_size(order.settings["size"])
-    target = scopes.detect_target()
+    target, experts = scopes.detect_target(), of.num_experts
     for recipe in order.settings["recipes"].split():
-        for experts, inputs, outputs, _ in banks(order.settings["size"]):
+        for inputs, outputs in ((of.hidden, 2 * of.expert_width), (of.expert_width, of.hidden)):
             bank = gemms.ExpertGemm(
                 num_experts=experts, in_features=inputs, out_features=outputs, dtype=torch.bfloat16, device="cuda"
             )
@@ -472,6 +428,5 @@ TASKS: Final[dict[str, Callable[[JitOrder], None]]] = {
     "inductor_cpu": compile_inductor_cpu,
     "fa4": compile_fa4,
     "triton": compile_triton,
-    "deep_gemm": compile_deep_gemm,
     "expert_rows": compile_expert_rows,
 }

@@ -92,7 +92,6 @@ def _wrap(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
 # The key of a graph holds the number of its device (torch 2.13, `FxGraphCachePickler._reduce_fake_tensor`): ranks share
 # graphs where each sees its own GPU as cuda:0, and compile one each where they see all of them.
 
-_last: Final = threading.local()  # `missed`: the key that the last lookup did not find
 _SHOWN: Final = 12
 
 
@@ -105,7 +104,6 @@ def _note_hit(plain: Any) -> Any:
     @functools.wraps(plain)
     def load_with_key(key: str, debug_lines: Any, example_inputs: Any, *args: Any, **options: Any) -> Any:
         answer = plain(key, debug_lines, example_inputs, *args, **options)
-        _last.missed = key if answer[0] is None else ""
         if answer[0] is not None:
             saw("inductor", "graph", _inputs_of(example_inputs), 0.0, cached=True, looked_for=key)
         return answer
@@ -116,13 +114,10 @@ def _note_hit(plain: Any) -> Any:
 def _note_graph(plain: Any) -> Any:
     def fx_codegen_and_compile(gm: Any, example_inputs: Any, *args: Any, **options: Any) -> Any:
         began = time.perf_counter()
-        # Cleared at once: a graph inside this one has its own key, and the next graph may look into no cache (torch
-        # skips graphs that it cannot keep): this key must not be recorded for it.
-        key, _last.missed = getattr(_last, "missed", ""), ""
         made = plain(gm, example_inputs, *args, **options)
         name = f"graph {options.get('graph_id')} {'backward' if options.get('is_backward') else 'forward'}"
         seconds = time.perf_counter() - began
-        saw("inductor", name, _inputs_of(example_inputs), seconds, cached=False, looked_for=key)
+        saw("inductor", name, _inputs_of(example_inputs), seconds, cached=False)
         return made
 
     return fx_codegen_and_compile

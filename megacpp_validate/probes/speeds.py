@@ -316,11 +316,19 @@ def speed_of(probe: str) -> Callable[[Stopwatch], None]:
 
 
 def _time(row: Row, stopwatch: Stopwatch) -> None:
-    precisions = production_precisions(stopwatch.bench) if row.recipes else {"bf16": nullcontext}
+    """Every use of a module, in bf16 and in the target's production recipe where Transformer Engine is requested.
+
+    Transformer Engine forgets the layers of before: under delayed scaling it goes through all that it has ever seen
+    each time a scope is left, so that a module's time would depend on what was judged before it was timed.
+    """
+    bench, precisions = stopwatch.bench, dict[str, Enter](bf16=nullcontext)
+    if row.recipes and bench.wants_te and (recipe := bench.order.target.production_recipe):
+        bench.bridge("fp8_scope").reset_te_state()
+        precisions[f"fp8.{recipe}"] = bench.low_precision()
     for name, enter in precisions.items():
         for direction in ("forward", "forward-backward") if row.forward_alone else ("forward-backward",):
             backward = direction == "forward-backward"
-            stopwatch.add(f"{name}.{row.name}.{direction}", partial(_new_use, stopwatch.bench, row, enter, backward))
+            stopwatch.add(f"{name}.{row.name}.{direction}", partial(_new_use, bench, row, enter, backward))
 
 
 def _new_use(bench: Bench, row: Row, enter: Enter, backward: bool) -> Use:
@@ -334,16 +342,3 @@ def _new_use(bench: Bench, row: Row, enter: Enter, backward: bool) -> Use:
         return out
 
     return Use(call, made.choice)
-
-
-def production_precisions(bench: Bench) -> dict[str, Enter]:
-    """Name -> what enters the scope: bf16, and the target's production recipe where Transformer Engine is requested.
-
-    Transformer Engine forgets the layers of before: under delayed scaling it goes through all that it has ever seen
-    each time a scope is left, so that a module's time would depend on what was judged before it was timed.
-    """
-    found: dict[str, Enter] = {"bf16": nullcontext}
-    if bench.wants_te and (recipe := bench.order.target.production_recipe):
-        bench.bridge("fp8_scope").reset_te_state()
-        found[f"fp8.{recipe}"] = bench.low_precision()
-    return found

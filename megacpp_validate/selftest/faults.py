@@ -205,16 +205,6 @@ def change_parameter(call: Call, mutant: Mutant, trace: Trace) -> Any:
     return call.run_with({name: after})
 
 
-def exchange_experts(call: Call, mutant: Mutant, trace: Trace) -> Any:
-    """Give one expert's rows the weight of another: weight0, weight1, ... of a layer."""
-    first, second = (f"weight{int(mutant.parameters[name])}" for name in ("first", "second"))
-    one, other = call.parameter(first), call.parameter(second)
-    if one is None or other is None:  # a bank of fewer experts
-        return call.run()
-    trace.note(one, other)
-    return call.run_with({first: other, second: one})
-
-
 def ignore_scope(call: Call, _: Mutant, trace: Trace) -> Any:
     """Compute as outside of every low-precision scope."""
     state = te_state()
@@ -293,14 +283,6 @@ def keep_output(call: Call, _: Mutant, trace: Trace) -> Any:
     return given
 
 
-def lose_item(call: Call, mutant: Mutant, trace: Trace) -> Any:
-    """One item of the result is lost."""
-    index, items = int(mutant.parameters["index"]), call.run()
-    left = items[:index] + items[index + 1 :]
-    trace.note(items, left)
-    return left
-
-
 _OF_TENSORS: Final = (
     Fault.ZEROS, Fault.HALF_ZEROS, Fault.SCALED, Fault.NEGATED, Fault.SHUFFLED, Fault.NAN,
 )  # fmt: skip
@@ -311,11 +293,9 @@ FAULTS: Final[dict[Fault, Callable[[Call, Mutant, Trace], Any]]] = {
     **dict.fromkeys((Fault.BIAS_DROPPED, Fault.HALVES_SWAPPED), change_parameter),
     **dict.fromkeys((Fault.PARAMETERS_CLONED, Fault.PARAMETERS_FRESH), change_parameters_made),
     Fault.MASK_OFF_BY_ONE: shift_mask,
-    Fault.EXPERTS_EXCHANGED: exchange_experts,
     Fault.SCOPE_IGNORED: ignore_scope,
     Fault.NATIVE_INSTEAD: hide_backend,
     Fault.ANSWERS: answer_always,
     Fault.SKIPPED: skip,
     Fault.OUTPUT_KEPT: keep_output,
-    Fault.ITEM_LOST: lose_item,
 }

@@ -104,7 +104,7 @@ CALLS = (
     ("matrix --targets cpu --environment x=python:/nowhere/python", 5, "not run: x-cpu-imports"),
     ("loss-gate nowhere", 2, "nowhere"),
     ("prewarm --target cpu --root /proc/none", 2, "cannot be written"),
-    ("prewarm --target h200 --tasks deep_gemm_small --at-build", 2, "there is no task of h200"),
+    ("prewarm --target h200 --tasks probe_permute --at-build", 2, "there is no task of h200"),
     ("jit-verify --target cpu --root /nowhere", 4, "is not sealed"),
     ("jit-cache check --root /nowhere", 4, "0 caches with a manifest"),
     ("jit-cache check --root /nowhere --arch ../x", 2, "not an architecture"),

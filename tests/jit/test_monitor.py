@@ -206,5 +206,4 @@ def test_inductor_is_noted_where_its_cache_had_nothing() -> None:
     module.fx_codegen_and_compile("bypassed", inputs, graph_id=4)  # as torch does with what it cannot keep
     assert module._compile_fx_inner("gm", inputs) == "graph"
     assert seen(moment) == [("inductor", f"graph {name}", "bf16[8,16] 3") for name in ("3 backward", "4 forward")]
-    assert [one.looked_for for one in monitor.compiles_since(moment)] == ["gm", ""], "the second asked no cache"
     assert hits(moment) == {"inductor": 1}

@@ -64,7 +64,6 @@ UNREACHED: dict[str, Mutant] = {
     "argument": vendor("linear", Fault.ARGUMENT_LOST, name="gone"),
     "gradient": vendor("linear", Fault.ZEROS, tensor="gradient.gone"),
     "halves-of-nothing": vendor("linear", Fault.HALVES_SWAPPED, name="gone"),
-    "no-experts": vendor("linear", Fault.EXPERTS_EXCHANGED, first=0, second=1),
     "no-layer": vendor("linear", Fault.PARAMETERS_FRESH),
     "returns-nothing": vendor("linear", Fault.SKIPPED, returns="gone"),
 }
@@ -80,10 +79,9 @@ def test_a_fault_that_does_not_apply_changes_nothing_and_is_not_reached(mutant: 
 
 # A planted function that misses a parameter would raise, and pass for a fault that is caught.
 NEEDED: dict[Fault, set[str]] = {
-    Fault.ANSWERS: {"value"}, Fault.ITEM_LOST: {"index"}, Fault.ENTRY_LOST: {"name"}, Fault.SCALED: {"factor"},
+    Fault.ANSWERS: {"value"}, Fault.ENTRY_LOST: {"name"}, Fault.SCALED: {"factor"},
     Fault.ARGUMENT: {"name", "value"}, Fault.ARGUMENT_LOST: {"name"}, Fault.ARGUMENT_SCALED: {"name", "factor"},
     Fault.ARGUMENT_ROLLED: {"name", "axis"}, Fault.MASK_OFF_BY_ONE: {"name", "axis"},
-    Fault.EXPERTS_EXCHANGED: {"first", "second"},
 }  # fmt: skip
 
 
