@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import os
 import subprocess
 import sys
@@ -50,8 +49,8 @@ def render_scores() -> dict[str, str]:
 
 def render_kernels() -> str:
     """Kernels that compile for each target, from the results of `prewarm --compile-only` in `docs/evidence/kernels`."""
-    files = [EVIDENCE / "kernels" / f"{target}.json.xz" for target in ("h200", "b200", "gb10")]
-    results = [PrewarmResult.model_validate_json(lzma.decompress(file.read_bytes())) for file in files]
+    files = [EVIDENCE / "kernels" / f"{target}.json" for target in ("h200", "b200", "gb10")]
+    results = [PrewarmResult.model_validate_json(file.read_bytes()) for file in files]
     counts = [Counter((one.library, one.kernel) for row in result.rows for one in row.compiled) for result in results]
     head = ["library", "kernel", *(f"{result.target} ({result.architecture})" for result in results)]
     rows = [[library, f"`{kernel}`", *(str(count[library, kernel] or "-") for count in counts)]

@@ -133,7 +133,7 @@ class Library(Strict):
 
 @dataclass(frozen=True)
 class Machine(Strict):
-    """Where it ran; empty strings where there is no GPU."""
+    """Where it ran; empty strings where there is no GPU. `load` is that of the host and the GPU before the probe."""
 
     host: str = ""
     platform: str = ""
@@ -143,6 +143,7 @@ class Machine(Strict):
     capability: str = ""
     driver: str = ""
     cuda: str = ""
+    load: str = ""
 
 
 # What ends a process and says nothing of it: the memory killer, an administrator, a batch system.

@@ -355,7 +355,7 @@ def _compare(
     ran = f"sm_{machine.capability.replace('.', '')}" if machine.capability else ""
     text = f"it ran on {machine.gpu or 'no GPU'} {ran}, and {rules.target.id} is {arch}"
     yield GateRule.TARGET, arch and ran != arch and (ran or good), text
-    blank = ", ".join(name for name, value in vars(machine).items() if not value)
+    blank = ", ".join(name for name, value in vars(machine).items() if not (value or name == "load"))
     yield GateRule.ENVIRONMENT, good and arch and blank, f"of the machine that it ran on no {blank} is on record"
     for rule, applies, what, has, wants in (
         (GateRule.TARGET, arch, "card", machine.gpu, first.gpu),

@@ -156,7 +156,7 @@ def run_case(bench: Bench, bridge: Any, case: Case, dtype: str, flash: str = "",
 def _layer(bench: Bench, bridge: Any, case: Case, flash: str = "") -> Any:
     # Without Transformer Engine the native path is meant, not another vendor's.
     backends = (flash,) if flash else bridge.BACKENDS if bench.wants_te else ("te", "sdpa")
-    sizes = {"num_heads": HEADS, "head_dim": case.width, "num_gqa_groups": case.groups}
+    sizes = {"num_heads": case.heads, "head_dim": case.width, "num_gqa_groups": case.groups}
     return bridge.Attention(**sizes, softmax_scale=case.scale, backends=backends, device=bench.device)
 
 
@@ -188,13 +188,13 @@ def _tensors(bench: Bench, case: Case, dtype: Any) -> tuple[dict[str, Any], Any,
             return bench.randn(batch, length, heads, case.width, dtype=dtype, scale=scale).transpose(1, 2)
         return bench.randn(batch, heads, length, case.width, dtype=dtype, scale=scale)
 
-    shapes = (HEADS, case.groups, case.groups)
+    shapes = (case.heads, case.groups, case.groups)
     query, key, value = (new(heads, scale) for heads, scale in zip(shapes, SCALES, strict=True))
     if case.strided:  # a key whose last axis has a stride of two
         wide = bench.randn(batch, case.groups, length, 2 * case.width, dtype=dtype)
         wide[..., ::2] = key
         key = wide[..., ::2]
-    gradient, named = new(HEADS), {"query": query, "key": key, "value": value}
+    gradient, named = new(case.heads), {"query": query, "key": key, "value": value}
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in named.items()}
     return leaves, gradient, options_of(bench, case, batch, length)
 
@@ -213,7 +213,7 @@ def options_of(bench: Bench, case: Case, batch: int, length: int) -> dict[str, A
         "doc_ids": lambda: bench.randint(2, batch, length).cumsum(-1) // 5,  # runs of about ten tokens
         "window": lambda: 7,
         "softcap": lambda: 0.5,  # as large as scores are, so that it bites
-        "block_mask": lambda: bench.rand(batch, HEADS, blocks, blocks) < 0.5,  # some rows see nothing
+        "block_mask": lambda: bench.rand(batch, case.heads, blocks, blocks) < 0.5,  # some rows see nothing
         "block_size": lambda: size,
         "indices": lambda: pick_tokens(bench.randn(batch, length, length), size),
     }
@@ -228,7 +228,7 @@ def _cancelled(gradient: Any, query: Any, key: Any, value: Any) -> dict[str, flo
     if gradient.shape[2] > 1:
         return {}
     upstream, query, key, value = (one.detach().double() for one in (gradient, query, key, value))
-    keys, values = (tensor.repeat_interleave(HEADS // key.shape[1], dim=1) for tensor in (key, value))
+    keys, values = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
     terms = (upstream * values).sum(-1, keepdim=True) / math.sqrt(gradient.shape[3])
     return {"grad.query": float((terms * keys).norm()), "grad.key": float((terms * query).norm())}
 
@@ -259,7 +259,7 @@ def _roundings(
     if tensor in ("grad.query", "grad.key"):
         count, why = 3, "output, score gradients and result rounded"
     if tensor in ("grad.key", "grad.value"):
-        more, because = _partial_sums(bench, HEADS // case.groups, length, bool(options), backend)
+        more, because = _partial_sums(bench, case.heads // case.groups, length, bool(options), backend)
         count, why = count + more, f"{why}; {because}"
     return Roundings(((dtype, count),), longest, why=why)
 

@@ -81,16 +81,21 @@ def read_machine(gpu: bool) -> Machine:
     """
     import torch
 
-    on_gpu = {}
+    on_gpu, load = {}, f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     if gpu and torch.cuda.is_available():
         capability = ".".join(map(str, torch.cuda.get_device_capability()))
         on_gpu = {"gpu": str(torch.cuda.get_device_name()), "capability": capability, "driver": _read_driver()}
+        free, total = torch.cuda.mem_get_info()
+        load += f"; GPU {(total - free) >> 20} of {total >> 20} MiB in use"
+        with suppress(Exception):  # needs nvidia-ml-py, which no stack has to have
+            load += f", {torch.cuda.utilization()}% busy at {torch.cuda.clock_rate()} MHz"
     return Machine(
         host=platform.node(),
         platform=platform.platform(),
         python=platform.python_version(),
         torch=str(torch.__version__),
         cuda=str(torch.version.cuda or ""),
+        load=load,
         **on_gpu,
     )
 

@@ -160,7 +160,7 @@ class _Row(NamedTuple):
 
 
 def _norm(bench: Bench, spec: Any, sizes: _Sizes, made: dict[str, Any], **asked: bool) -> _Made:
-    layer = bench.filled(spec.build_norm(sizes.hidden, eps=EPS, **asked, **made))
+    layer = bench.filled(spec.build_norm(sizes.ffn, eps=EPS, **asked, **made))
 
     def by(function: Callable[..., Any]) -> Formula:
         return lambda given: function(given["input"], given["weight"], eps=EPS)
@@ -242,14 +242,15 @@ def _check(bench: Bench, spec: Any, sizes: _Sizes, row: _Row, precision: str, re
     layer, choice, formula, native = row.make(bench, spec, sizes, made)
     # Under a recipe: a number of rows that it takes.
     shape = (8, 32 if sizes.length < 64 else 128) if recipe else (sizes.batch, sizes.length)
-    rows = ((bench.randn(*shape, sizes.hidden) + 0.5) * (1.0 if recipe else row.size)).to(dtype).requires_grad_(True)
+    width = sizes.ffn if row.kind == "norm" else sizes.hidden  # a second width for norms
+    rows = ((bench.randn(*shape, width) + 0.5) * (1.0 if recipe else row.size)).to(dtype).requires_grad_(True)
     stored = counted.precision_of(precision, tf32=bench.wants_te and bench.device == "cuda", recipe=recipe)
     if recipe:
         widest = layer.out_features if row in IN_PROJECTIONS else sizes.ffn
         stored = replace(stored, smallest=sizes.hidden * min(shape[0] * shape[1], widest))
     if row.kind == "recurrent":  # plain PyTorch multiplies fp32 as fp32
         stored = replace(stored, operand="", gradient="")
-    length = {"gated_mlp": sizes.ffn, "plain_mlp": sizes.ffn, "mixer": 2 * sizes.hidden}.get(row.kind, sizes.hidden)
+    length = {"gated_mlp": sizes.ffn, "plain_mlp": sizes.ffn, "mixer": 2 * sizes.hidden}.get(row.kind, width)
     roundings = partial(counted.layer_roundings, row.kind, precision=stored, length=length)
     given: dict[str, Any] = {"formula": formula, "roundings": roundings, "native": native}
     wanted = _wanted(bench, "") if row.wanted == "liger" else row.wanted

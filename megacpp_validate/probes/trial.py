@@ -84,7 +84,8 @@ class Case:
 
     Attributes:
         name: of the checks.
-        groups: key and value heads; query heads are 8.
+        groups: key and value heads.
+        heads: query heads.
         width: head size D.
         extra: tokens added to the length that the bench takes.
         length: tokens, where the case has a length of its own.
@@ -100,6 +101,7 @@ class Case:
 
     name: str
     groups: int = 2
+    heads: int = 8
     width: int = 64
     extra: int = 0
     length: int = 0

@@ -129,7 +129,7 @@ def _describe_newest(cell: Cell, receipt: Receipt) -> Iterator[Block]:
         tabulate(receipt.libraries, "name version files", "Libraries as loaded"),
         tabulate_facts(
             list_fields(jit, "warm_up after hits notes unwatched")
-            | list_fields(receipt.machine, "host platform python torch gpu capability driver cuda")
+            | list_fields(receipt.machine, "host platform python torch gpu capability driver cuda load")
             | list_fields(receipt, "requested image_digest lock_hash environment commit tool")
         ),
     )
