@@ -35,7 +35,6 @@ class Fault(StrEnum):
     ARGUMENT_SCALED = "argument-scaled"
     ARGUMENT_LOST = "argument-lost"  # its default, or None
     ARGUMENT_ROLLED = "argument-rolled"  # groups, experts or tokens change places along an axis
-    MASK_OFF_BY_ONE = "mask-off-by-one"  # each query sees the next key, too
     # What it has.
     BIAS_DROPPED = "bias-dropped"
     HALVES_SWAPPED = "halves-swapped"

@@ -53,10 +53,7 @@ def read_packages() -> tuple[Package, ...]:
 def read_mapped(maps: Path = MAPS) -> tuple[Path, ...]:
     """Every file that this process has mapped as code or data of a library, and the interpreter itself."""
     program = os.path.realpath("/proc/self/exe")
-    try:
-        lines = (line.split(maxsplit=5) for line in maps.read_text(encoding="utf-8", errors="replace").splitlines())
-    except OSError:  # not Linux
-        return ()
+    lines = (line.split(maxsplit=5) for line in maps.read_text(encoding="utf-8", errors="replace").splitlines())
     files = {line[5] for line in lines if len(line) == 6 and line[5].startswith("/")}
     return tuple(Path(file) for file in sorted(files) if ".so" in file or file == program)
 

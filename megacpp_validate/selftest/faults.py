@@ -173,24 +173,6 @@ def _change_value(value: Any, default: Any, mutant: Mutant) -> Any:
     return type(value)((*value[-1:], *value[:-1])) if isinstance(value, list | tuple) else value
 
 
-def shift_mask(call: Call, mutant: Mutant, trace: Trace) -> Any:
-    """Let each query see the key after its own, whatever computes the attention.
-
-    Queries that are put one place later see one key more; their outputs are put back one place earlier. The last one
-    sees everything as it is.
-    """
-    name, axis = str(mutant.parameters["name"]), int(mutant.parameters["axis"])
-    query, plain = call.arguments[name], call.run()
-    length = query.shape[axis]
-    if length < 2:
-        return plain
-    call.arguments[name] = torch.cat([query.narrow(axis, 0, 1), query.narrow(axis, 0, length - 1)], dim=axis)
-    late = call.run()
-    shifted = torch.cat([late.narrow(axis, 1, length - 1), plain.narrow(axis, length - 1, 1)], dim=axis)
-    trace.note(plain, shifted)
-    return shifted
-
-
 # --- the layer that is called -----------------------------------------------------------------------------------------
 
 
@@ -292,7 +274,6 @@ FAULTS: Final[dict[Fault, Callable[[Call, Mutant, Trace], Any]]] = {
     **dict.fromkeys(_OF_ARGUMENTS, change_argument),
     **dict.fromkeys((Fault.BIAS_DROPPED, Fault.HALVES_SWAPPED), change_parameter),
     **dict.fromkeys((Fault.PARAMETERS_CLONED, Fault.PARAMETERS_FRESH), change_parameters_made),
-    Fault.MASK_OFF_BY_ONE: shift_mask,
     Fault.SCOPE_IGNORED: ignore_scope,
     Fault.NATIVE_INSTEAD: hide_backend,
     Fault.ANSWERS: answer_always,
