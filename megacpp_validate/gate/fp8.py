@@ -152,8 +152,7 @@ def find_refused_run(policy: Fp8Policy, preset: str, precision: str, changes: st
     return (
         f"the FP8 preset {preset} {'was rolled back' if row.refused_by else 'is refused'} by the rule {rule.id} "
         f"({found or row.says}). Reason: {rule.reason}. Measured: {row.measured or rule.source}. "
-        f"Next step: {rule.next}. "
-        "`megacpp-validate fp8-policy` lists the presets that may run."
+        f"Next step: {rule.next}. `megacpp-validate fp8-policy` lists the presets that may run."
     )
 
 
@@ -178,18 +177,20 @@ class Fp8Result(SessionResult):
 
     Attributes:
         loss: the loss gate's verdict on each recipe that was trained.
+        loss_missing: recipes whose training passed and left no curve.
         policy: what the policy of low precision says of the presets.
     """
 
     schema_id: Literal["megacpp-validate/fp8/1"] = "megacpp-validate/fp8/1"
     loss: tuple[LossVerdict, ...] = ()
+    loss_missing: tuple[str, ...] = ()
     policy: PolicyResult | None = None
 
     @property
     def lacks(self) -> bool:
         """Whether a selected cell is not good, or a verdict on what was trained is missing or not good."""
         verdicts = any(verdict.outcome is not LossOutcome.PASS for verdict in self.loss)
-        return super().lacks or verdicts
+        return super().lacks or verdicts or bool(self.loss_missing)
 
     @property
     def breaks(self) -> bool:
@@ -211,7 +212,10 @@ def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, prog
     refuse_cells(rows, read_fp8_policy(catalog.targets, matrix))
     policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
     session = run_session(target, options, rows, progress)
-    training, ended = {row.id for row in rows if row.code == _TRAINING}, (Outcome.PASS, Outcome.FAIL)
-    trained = {one.cell for one in session.receipts if one.probe in training and one.outcome in ended}
-    verdicts = judge_folder(Path(session.folder)).verdicts if trained else ()
-    return Fp8Result(**dict(session), loss=tuple(one for one in verdicts if one.of in trained), policy=policy)
+    training = {row.id: row.settings.get("recipes", "").split() for row in rows if row.code == _TRAINING}
+    trained = {one.cell: one for one in session.receipts if one.probe in training}
+    verdicts = tuple(one for one in judge_folder(Path(session.folder)).verdicts if one.of in trained) if trained else ()
+    passed = [one for one in trained.values() if one.outcome is Outcome.PASS]
+    wanted = {(one.cell, recipe) for one in passed for recipe in training[one.probe]}
+    missing = sorted(" ".join(one) for one in wanted - {(one.of, one.recipe) for one in verdicts})
+    return Fp8Result(**dict(session), loss=verdicts, loss_missing=tuple(missing), policy=policy)

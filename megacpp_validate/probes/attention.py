@@ -61,7 +61,7 @@ ENOUGH_KEYS: Final = 16
 
 CASES: Final = (
     Case("gqa4.d64"),
-    Case("gqa1.d64", groups=8, quick=True),
+    Case("gqa1.d64", groups=4, heads=4, quick=True),
     Case("gqa8.d64", groups=1),
     Case("gqa4.d128", width=128),
     Case("gqa4.d64.odd", extra=5, quick=True),

@@ -97,7 +97,7 @@ def test_lost_curves_and_refused_presets_are_open_in_no_form(
 ) -> None:
     stack("write()")
     said = session("fp8")("--probes", "loss", "--format", form)
-    assert (said.code, "left no curve" in said.out) == (Exit.EVIDENCE_MISSING, True)
+    assert (said.code, "Left no curve" in said.out) == (Exit.EVIDENCE_MISSING, True)
     assert {"junit": "<skipped", "github": "::warning"}.get(form, "") in said.out
     matrix = Path(shutil.copytree(matrix_folder(), tmp_path / "matrix"))
     (matrix / PRESETS).write_text((matrix / PRESETS).read_text().replace("bf16_first = 1", "bf16_first = 0", 1))

@@ -26,7 +26,7 @@ def chosen(catalog: Catalog, *targets: str, **more: Any) -> list[str]:
 
 def test_what_is_selected(catalog: Catalog) -> None:
     cpu = chosen(catalog, "cpu")
-    assert len(cpu) == 15
+    assert len(cpu) == 17
     assert cpu[:2] == ["native-cpu-imports", "native-cpu-attention"]
     assert [cell for cell in cpu if "fp8" in cell] == ["native-cpu-fp8_state"]
     h200 = chosen(catalog, "h200")

@@ -87,6 +87,8 @@ def _describe_extra(result: SessionResult, group: str) -> Iterator[Diagnostic]:
     if not isinstance(result, Fp8Result):
         return
     yield from (replace(_describe_verdict(verdict), group=group) for verdict in result.loss)
+    if result.loss_missing:
+        yield Diagnostic("loss gate", missing("no verdict"), group, f"Left no curve: {', '.join(result.loss_missing)}.")
     if result.policy is not None and result.policy.breaks:
         message = "The FP8 policy and its presets disagree."
         yield Diagnostic("policy", bad("fail"), group, message, help="run `megacpp-validate fp8-policy`")
