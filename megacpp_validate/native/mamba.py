@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .norms import INIT_STD, NormLinear, check_eps, without_autocast
+from .norms import INIT_STD, NormLinear, without_autocast
 
 # The ranges from which Mamba-2 draws the initial step and decay.
 DT_RANGE = (1e-3, 1e-1)
@@ -174,7 +174,6 @@ class Mamba2Mixer(nn.Module):
         device: Any = None,
     ) -> None:
         super().__init__()
-        check_eps(eps)
         inner = expand * hidden
         rows = in_projection_rows("mamba2", inner=inner, head_dim=head_dim, state=state, groups=groups)
         heads = rows["dt"]

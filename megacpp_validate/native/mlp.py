@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .norms import INIT_STD, check_eps, rms_norm
+from .norms import INIT_STD, rms_norm
 
 Activation = Literal["gelu", "geglu", "srelu", "swiglu"]
 
@@ -115,7 +115,6 @@ class NormMLP(MLP):
         device: Any = None,
     ) -> None:
         super().__init__(hidden, ffn_hidden, activation=activation, dtype=dtype, device=device)
-        check_eps(eps)
         self.eps = eps
         self.layer_norm_weight = nn.Parameter(torch.ones(hidden, dtype=dtype, device=device))
 

@@ -60,7 +60,6 @@ class RMSNorm(nn.Module):
 
     def __init__(self, hidden: int, *, eps: float = 1e-5, dtype: Any = None, device: Any = None) -> None:
         super().__init__()
-        check_eps(eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(hidden, dtype=dtype, device=device))
 
@@ -87,7 +86,6 @@ class NormLinear(nn.Module):
         self, in_features: int, out_features: int, *, eps: float = 1e-5, dtype: Any = None, device: Any = None
     ) -> None:
         super().__init__()
-        check_eps(eps)
         self.in_features, self.out_features, self.eps = in_features, out_features, eps
         self.layer_norm_weight = nn.Parameter(torch.ones(in_features, dtype=dtype, device=device))
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device))

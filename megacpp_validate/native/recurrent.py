@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from .mamba import at_least_fp32, segment_sums, split_chunks, widest
-from .norms import INIT_STD, NormLinear, check_eps, without_autocast
+from .norms import INIT_STD, NormLinear, without_autocast
 
 FIRST_INPUT_BIAS: Final = -10.0  # the input gate starts almost shut
 FIRST_FORGET_BIASES: Final = (3.0, 6.0)  # from the first head to the last: memories of about 20 to 400 steps
@@ -157,7 +157,6 @@ class MatrixRecurrentBlock(nn.Module):
         device: Any = None,
     ) -> None:
         super().__init__()
-        check_eps(eps)
         self.hidden, self.num_heads, self.key_dim, self.value_dim = hidden, num_heads, key_dim, value_dim
         self.chunk, self.eps = chunk, eps
         keys, values = num_heads * key_dim, num_heads * value_dim

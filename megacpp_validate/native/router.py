@@ -128,11 +128,6 @@ class TopKRouter(nn.Module):
         Returns:
             A `Routing`.
         """
-        if tokens.dim() != 2 or tokens.shape[1] != self.hidden:
-            raise ValueError(
-                f"the router takes tokens [T, {self.hidden}] and got {tuple(tokens.shape)}: flatten batch and time "
-                f"first, tokens.reshape(-1, hidden)."
-            )
         wide = torch.promote_types(torch.promote_types(tokens.dtype, self.weight.dtype), torch.float32)
         # Inside an autocast region a linear would run in the low precision all the same.
         with without_autocast(tokens):

@@ -26,7 +26,6 @@ from ..bridge.parallel_hooks import mark_split
 from ..native.attention import rope_tables
 from ..native.block import HyperConnection, read_streams, write_streams
 from ..native.norms import INIT_STD
-from . import WrongSize
 from .expert_layer import ExpertLayer, build_router, build_shared
 from .language import drawn_from, generator_of
 from .layers import (
@@ -195,16 +194,7 @@ class HybridModel(nn.Module):
         """This rank's shares of the losses of predicting tokens [B, T + 1] each from those before it.
 
         There are T predictions a sequence, and T - 1 of the token after the next one.
-
-        Raises:
-            WrongSize: low precision for a last layer that the head of the token after the next one shares.
         """
-        last = len(self.layers) - 1
-        if scope is not None and self.mtp is not None and not self.size.zones.is_bf16(last):
-            raise WrongSize(
-                f"layer {last} runs in low precision and is shared by the head that predicts the token after the next "
-                "one. Next step: bf16_last 1 or more: auxiliary heads stay in BF16."
-            )
         seen = self.trunk(tokens[:, :-1], scope=scope)
         share = self.build.spread.share
         language = self._head_loss(seen.rows, self._here(tokens[:, 1:])) * share

@@ -18,9 +18,8 @@ import torch
 from ...evidence.receipt import Backend, TrainingRecord, TrainingStep
 from ...training.parallel.launch import RunEnd
 from ...training.parallel.plan import ParallelPlan
-from ...training.parallel.slurm import SlurmUnavailable, submit
 from ...training.sizes import Size, read_size
-from ...training.smoke.order import RANK, SILENT_S, SmokeOrder, run_smoke
+from ...training.smoke.order import SILENT_S, SmokeOrder, run_smoke
 from ..bench import VENDOR_BACKENDS, Bench
 from ..fp8.quantizers import wanted_block
 
@@ -172,16 +171,8 @@ class Runs:
         given = os.environ.get("OMP_NUM_THREADS", "")
         cores = int(given) if given.isdigit() else torch.get_num_threads()  # ranks share those of this process
         variables = {"OMP_NUM_THREADS": str(max(1, cores // world)), **(place or {})}
-        if self.bench.setting("launcher", "local") != "slurm":
-            end = run_smoke(order, folder, limit_s=self.limit_s, silent_s=self.silent_s, environment=variables)
-            return Run(name, order, end)
-        limits = ("--limit-s", str(self.limit_s), "--silent-s", str(min(self.silent_s, self.limit_s)))
-        words = ("--nproc-per-node", str(world), "--folder", str(folder), *limits, RANK, order.write(folder))
-        settings = {"gres": f"gpu:{world}"} if order.device == "cuda" else {}
-        try:
-            return Run(name, order, submit(words, 1, folder, settings, variables={**order.environment, **variables}))
-        except SlurmUnavailable as fault:
-            return Run(name, order, RunEnd("not-started", (), str(fault), (), 0.0))
+        end = run_smoke(order, folder, limit_s=self.limit_s, silent_s=self.silent_s, environment=variables)
+        return Run(name, order, end)
 
     def record(self, run: Run) -> None:
         """Let the receipt of the cell keep a run that ended well."""

@@ -8,28 +8,23 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ...evidence.receipt import Check
-from ...training.language import Grammar, Language, step_probabilities
-from ...training.smoke.trainer import NEVER_TRAINED_ON
+from ...training.language import Grammar, step_probabilities
 from ..bench import Bench
 from ..bounds import check_of, part
 from ..fp8.quantizers import KINDS, TENSORS, wanted_format
-from .runs import Run, Runs, check_parts, have_ended, note_casts, open_runs, read_number, record_of
+from .runs import Run, check_parts, have_ended, note_casts, open_runs, read_number, record_of
 
 LAST: Final = 0.2  # of the steps: over so many the end of training is looked at
 SIGMAS: Final = 5.0  # a mean of so many tokens lies beyond with probability 3e-7
 CASTING: Final = ("block", "mlp", "in_projection", "up", "down")  # parts whose products low precision takes
 RAN: Final = ("start-up", "data", "step")  # phases that every run has
-TICK_S: Final = 0.01  # the kernel tells when a process began in hundredths of a second, cut off: a tick too early
-QUIET_STEPS: Final = 6  # of the runs with and without validation
 
 
 def probe(bench: Bench) -> None:
-    """Train the row's plan and check the receipt of every rank; validate between steps in a short run beside."""
+    """Train the row's plan and check the receipt of every rank."""
     with open_runs(bench) as runs:
         run = runs.run("plan", profile=bench.device == "cuda")  # how long ranks wait for one another
         check_run(bench, run)
-        if bench.setting("validation"):
-            check_validation(bench, runs)
 
 
 def check_run(bench: Bench, run: Run) -> None:
@@ -95,10 +90,7 @@ def look_at_audit(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str, b
 
 
 def look_at_account(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """The phases of a rank sum to its whole, which is no longer than the launcher's; every token is counted.
-
-    How much shorter it is says nothing: on a loaded host, processes take seconds to begin and end.
-    """
+    """The phases of a rank sum to its whole, and every token is counted."""
     account = receipt["goodput"]
     phases, whole = account["phases_ns"], round(account["whole_s"] * 1e9)
     # The whole is given in seconds, in fp64: rounding at 2**-53 of 10**3 s is far below a nanosecond.
@@ -106,15 +98,9 @@ def look_at_account(run: Run, receipt: Mapping[str, Any]) -> Iterator[tuple[str,
     ran = min(phases[phase] for phase in RAN) > 0
     said = ", ".join(f"{phase} {spent / 1e9:.2f} s" for phase, spent in phases.items() if spent)
     yield "account", adds_up and ran, f"{whole / 1e9:.2f} s: {said}"
-    outside = run.end.seconds - account["whole_s"]
-    said = f"{run.end.seconds:.2f} s by the launcher's clock, of which the rank's account lacks {outside:.2f} s"
-    yield "clock", outside >= -TICK_S, said
     wanted = run.order.steps * run.size.batch * run.size.length
     said = f"{account['tokens']} of {wanted} tokens of {run.order.steps} steps"
     yield "counted", account["tokens"] == wanted, said
-    if run.order.device == "cuda":
-        peak = max(account["peak_bytes"].values(), default=0)
-        yield "memory", peak > 0, f"peak {peak} B"
 
 
 def judge_learning(name: str, steps: Sequence[Mapping[str, Any]], grammar: Grammar, length: int, batch: int) -> Check:
@@ -196,28 +182,6 @@ def _may_cast(run: Run, name: str) -> bool:
 
 def _place_of(name: str) -> int:
     return int(name.split(".")[1])
-
-
-def check_validation(bench: Bench, runs: Runs) -> None:
-    """Evaluation between steps leaves training as it is without, bit by bit: both runs are deterministic."""
-    short = {"steps": QUIET_STEPS, "audit": False, "deterministic": bench.device == "cuda"}
-    plain, validated = runs.run("quiet", **short), runs.run("validated", **short, validate_every=2)
-    if not have_ended(bench, plain, validated):
-        return
-    bench.checks.append(judge_validation("validated.validation", validated.first["validation"], runs))
-    same = validated.trajectory == plain.trajectory
-    bench.check("validated.same-bits", same, "losses and norms of training" + ("" if same else " differ"))
-
-
-def judge_validation(name: str, said: Mapping[str, float], runs: Runs) -> Check:
-    """Whether each evaluation has the loss of a model that has not seen the batch: no better than a perfect one."""
-    size = runs.size
-    language = Language(size.grammar, seed=runs.bench.order.seed)
-    read = language.batch(NEVER_TRAINED_ON, size.batch, size.length + 1)
-    spread = SIGMAS * _spread_of_surprise(size.grammar) / math.sqrt(size.batch * size.length)
-    least, lowest = float(language.surprise(read).mean()) - spread, min(map(float, said.values()), default=-math.inf)
-    why = "what a perfect model scores on that batch, less the spread of its mean"
-    return check_of(name, part("loss", lowest, least, why, at_least=True), detail=f"evaluated {len(said)} times")
 
 
 def _is_finite(step: Mapping[str, Any]) -> bool:

@@ -111,7 +111,6 @@ def make_receipt(trainer: SmokeTrainer, ledger: Ledger, fault: Exception | None 
         "culprits": where.get("ranks", []),  # all ranks raise the fault, so who ended first is unimportant
         "fault": "" if fault is None else f"{type(fault).__name__}: {fault}",
         "steps": [{name: _number(value) for name, value in vars(record).items()} for record in trainer.records],
-        "validation": {str(step): _number(loss) for step, loss in trainer.validation.items()},
         "goodput": _account(trainer, ledger),
         "flop_utilisation": _utilisation(trainer),
         "choices": {part: asdict(one) for part, one in trainer.model.choices().items() if one is not None},

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,9 +12,9 @@ from megacpp_validate.evidence.store import parse_receipt
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.smoke import resume
-from megacpp_validate.probes.smoke.runs import Run, Runs, check_parts
+from megacpp_validate.probes.smoke.runs import Run, check_parts
 from megacpp_validate.training.parallel.launch import RunEnd
-from megacpp_validate.training.smoke.order import SAME_BITS, SmokeOrder
+from megacpp_validate.training.smoke.order import SmokeOrder
 from tests.stored_receipts import make_receipt
 
 # Notes what it was given, and leaves the end of a run as its launchers do.
@@ -68,32 +65,3 @@ def test_a_part_that_has_no_path_of_te_under_a_plan_leaves_a_receipt_that_can_be
     assert parse_receipt(receipt_text(made).encode(), Path(f"{made.cell}.json")).backends[0].reasons == (
         "te: the in-projection of M is split over ranks",
     )
-
-
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_slurm_is_given_what_a_local_run_has(device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SAME_BITS:
-        monkeypatch.delenv(name, raising=False)
-    bench = new_bench(launcher="slurm", limit_s="77", deterministic="true" if device == "cuda" else "")
-    bench.device = device
-    runs = Runs(bench, tmp_path)
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, text in (("sbatch", SBATCH), ("srun", GONE), ("squeue", GONE)):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("OMP_NUM_THREADS", "6")
-    run = runs.train("run", runs.order())
-    assert (run.end.ending, run.end.words, run.receipts, run.end.culprits) == (
-        "died",
-        "rank 1 died",
-        ({"rank": 0},),
-        (1,),
-    )
-    job = (tmp_path / "run/job.sh").read_text()
-    assert "export OMP_NUM_THREADS=3" in job
-    for name, value in SAME_BITS.items():
-        assert (f"export {name}={value}" in job) is (device == "cuda")
-    assert ("#SBATCH --gres=gpu:2" in job) is (device == "cuda")
-    assert json.loads((tmp_path / "run/order.json").read_text())["device"] == device
