@@ -14,12 +14,13 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from .compiles import saw, words_of
+from .compiles import ARCH, ROOT, saw, words_of
 
 # --- modules that are loaded later ------------------------------------------------------------------------------------
 #
@@ -217,14 +218,15 @@ def _name_of(cache: Any, key: Any) -> tuple[str, str]:
 # Compiles in C++, inside of a call, and leaves a folder `kernel.NAME.HASH` in its cache.
 #
 # So a call with shapes that this process has not used yet is looked at: what lies in the cache after it and did not
-# before was compiled by it. Where processes share a cache that lacks a kernel, all that make such a call at that time
-# report the kernel.
+# before was compiled by it. Where the caches are shared (MEGACPP_JIT_ROOT is set), one process at a time is inside such
+# a call: the new folders would be another's, and four cold ranks compiled each kernel four times (H200, 2026-11-23).
 
 CACHE: Final = "DG_JIT_CACHE_DIR"  # else .deep_gemm of the home folder
 _WATCHED: Final = re.compile(r"gemm|einsum|mqa|prenorm")
 _NO_KERNEL: Final = re.compile(r"^(get|set|transform|is|_)")
 _used: Final[set[Any]] = set()
 _inside: Final = threading.local()
+_WAIT_S: Final = 90.0  # less than a launcher allows a run to be silent (training.smoke.run.SILENT_S)
 
 
 def _hook_deep_gemm(module: Any) -> None:
@@ -242,9 +244,10 @@ def watched(name: str, plain: Any) -> Any:
             return plain(*args, **more)
         _inside.on = True
         try:
-            before, began = kernels_there(), time.perf_counter()
-            made = plain(*args, **more)
-            seconds, new = time.perf_counter() - began, sorted(kernels_there() - before)
+            with _alone_in_cache():
+                before, began = kernels_there(), time.perf_counter()
+                made = plain(*args, **more)
+                seconds, new = time.perf_counter() - began, sorted(kernels_there() - before)
         finally:
             _inside.on = False
         shape = " ".join(words_of(one) for one in (*args, *more.values()))
@@ -256,6 +259,20 @@ def watched(name: str, plain: Any) -> Any:
         return made
 
     return call
+
+
+@contextmanager
+def _alone_in_cache() -> Iterator[None]:
+    """Hold the lock of a shared cache; a lock that cannot be had ends no run: the call goes on without."""
+    with ExitStack() as stack:
+        if (root := os.environ.get(ROOT)) and (arch := os.environ.get(ARCH)):
+            with suppress(Exception):
+                from filelock import FileLock  # in every stack: torch requires it
+
+                folder = Path(root, arch, "locks")
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(folder / "deep_gemm", timeout=_WAIT_S))
+        yield
 
 
 def kernels_there() -> frozenset[str]:

@@ -30,7 +30,7 @@ from .bench import Bench
 from .observe import Enter
 
 ROUNDS: Final = 5
-USES: Final = 20  # of a round
+USES: Final = 10  # of a round
 FIRST_USES: Final = 3  # what compiles, tunes and plans does it at the first; delayed scaling knows its scales then
 LAST_WARM_UP: Final = 2  # alone on the device, right before the rounds
 NOT_HELD: Final = ", not held"  # behind the name of a clock whose device went on before the host was ready

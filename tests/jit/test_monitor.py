@@ -140,7 +140,13 @@ def test_flash_attention_4_tells_what_it_had_compiled_and_what_it_read_from_disk
     assert hits(moment) == {"fa4": 1}
 
 
-def test_deep_gemm_is_known_by_what_a_call_left_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_deep_gemm_is_known_by_what_a_call_left_in_its_cache(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shared:
+        monkeypatch.setenv("MEGACPP_JIT_ROOT", str(tmp_path))
+        monkeypatch.setenv("MEGACPP_JIT_ARCH", "sm_90a")
     monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "deep_gemm"))
     monkeypatch.setattr(watch, "_used", set())
     calls: list[int] = []
@@ -165,6 +171,7 @@ def test_deep_gemm_is_known_by_what_a_call_left_in_its_cache(tmp_path: Path, mon
     assert {kernel for _, kernel, _ in seen(moment)} == {"sm90_fp8_gemm_1d2d"}
     assert hits(moment) == {"deep_gemm": 1}
     assert len(calls) == 5
+    assert (tmp_path / "sm_90a" / "locks" / "deep_gemm").exists() == shared
 
 
 def test_files_in_a_shared_driver_cache_are_counted_as_nobodys_compiles(tmp_path: Path) -> None:
