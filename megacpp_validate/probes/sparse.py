@@ -1,4 +1,4 @@
-"""DSA, MoBA and mHC, which are native on every path: parity with dense formulas in fp64, and what must be refused.
+"""DSA and MoBA, which are native on every path: parity with dense formulas in fp64, and what must be refused.
 
 The dense formulas have the tokens of a query as a mask over all keys. Which tokens are picked is judged by the scores:
 no token that is left out has a higher one. On a GPU the DSA layer is also captured in a CUDA graph, and replayed with
@@ -9,36 +9,30 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from ..bridge.backends import Choice
 from ..native import sparse_attention as sparse
-from ..native.attention import rope_tables
-from ..native.block import HyperConnection, read_streams, write_streams
 from .attention import HEADS, run_case
 from .bench import DTYPES, Bench
 from .bounds import Roundings, part, relative_error
 from .observe import ROUNDING
-from .references import norm_linear, turn, visible
-from .trial import Case, Formula, Tensors, Trial, try_case
+from .references import visible
+from .trial import Case
 
 LENGTHS: Final = {"cpu": 40, "cuda": 256}
 BATCH: Final = 2
 WINDOW: Final = 3
 BLOCK: Final = 16
-STREAMS: Final = 4
 HIDDEN: Final = 64
 WIDTH: Final = 16
 NUMBERS: Final = {
     "hidden": HIDDEN, "ffn_hidden": HIDDEN, "num_heads": 4, "head_dim": WIDTH, "num_gqa_groups": 2,
     "index_top_k": 8, "index_window": WINDOW,
 }  # fmt: skip
-EPS: Final = 1e-5
 ROW: Final = 5  # of the second sequence: a query that is given a token that it must not see
 
 
@@ -51,19 +45,9 @@ def probe(bench: Bench) -> None:
                 _check_sampled(bench, dtype, top_k, packed=packed)
         for top_k in (1, 2, math.ceil(length / BLOCK)):
             _check_routed(bench, dtype, top_k)
-        _check_streams(bench, dtype)
-    _check_indexer(bench)
     _check_closed(bench)
     if bench.device == "cuda":
         _check_graph(bench)
-
-
-def _try(
-    bench: Bench, path: str, call: Callable[[], Any], leaves: Tensors, formula: Formula, roundings: Roundings
-) -> None:
-    """A pass of plain PyTorch beside its formula."""
-    native = Choice("sparse", "native", "native")
-    try_case(bench, Trial(path, call, leaves, lambda: native, formula, lambda _: roundings, wanted="native"))
 
 
 # --- DSA --------------------------------------------------------------------------------------------------------------
@@ -97,37 +81,6 @@ def _check_picks(
     right = (chosen.sum(-1) == seen.sum(-1).clamp(max=top_k)) & (most <= least + slack)
     right &= ~((near & ~chosen) | (chosen & ~seen)).any(-1)
     bench.check(name, right.all(), f"{int(right.sum())} of {right.numel()} queries have the right ones")
-
-
-def _check_indexer(bench: Bench) -> None:
-    """The loss of the indexer in fp32 and the gradient of its weights; its rows have none."""
-    length, heads = LENGTHS[bench.device], 4
-    indexer = bench.filled(sparse.Indexer(HIDDEN, heads, WIDTH, eps=EPS, dtype=torch.float32, device=bench.device))
-    rows, rope = bench.randn(BATCH, length, HIDDEN, grad=True), rope_tables(length, WIDTH, device=bench.device)
-    indices = sparse.pick_tokens(indexer(rows, rope).detach(), length // 2, window=WINDOW)
-    query, key, value = (bench.randn(BATCH, many, length, WIDTH) for many in (HEADS, 2, 2))
-    _, weights = sparse.sampled_attention(query, key, value, indices)
-    seen = visible(BATCH, 1, length, indices=indices, device=bench.device)
-    near = query.double() @ key.double().repeat_interleave(HEADS // 2, 1).mT / math.sqrt(WIDTH)
-    wanted = near.masked_fill(~seen, -math.inf).softmax(-1).mean(1)
-
-    def formula(given: Tensors) -> Any:
-        mixed = norm_linear({"input": rows.detach().double(), **given}, EPS)
-        parts = mixed.split([heads * WIDTH, WIDTH, heads], -1)
-        cos, sin = (table.double() for table in rope)
-        turned = (turn(one.unflatten(-1, (-1, WIDTH)).transpose(1, 2), cos, sin) for one in parts[:2])
-        near = torch.einsum("bjtw,bosw->btsj", *turned).clamp_min(0)
-        scores = (near * parts[2].unsqueeze(2)).sum(-1) / math.sqrt(heads * WIDTH)
-        logs = scores.masked_fill(~seen[:, 0], -math.inf).log_softmax(-1).masked_fill(~seen[:, 0], 0.0)
-        return (torch.special.xlogy(wanted, wanted) - wanted * logs).sum(-1).mean().view(1)
-
-    def call() -> Any:
-        return sparse.indexer_loss(indexer(rows, rope), indices, weights).view(1)
-
-    why = "norm 3, products 3, rotation 3, softmax 3, mean; as many backward, of a difference of two"
-    leaves = {name.rpartition(".")[2]: one for name, one in indexer.named_parameters()}
-    _try(bench, "fp32.dsa.indexer", call, leaves, formula, Roundings((("fp32", 52),), BATCH * length, why=why))
-    bench.check("fp32.dsa.indexer.detached", rows.grad is None, "the indexer gives its rows no gradient")
 
 
 def _new_block(bench: Bench, dtype: Any, heads: int) -> Any:
@@ -206,38 +159,3 @@ def _check_routed(bench: Bench, dtype: str, top_k: int) -> None:
     _check_picks(bench, f"{dtype}.{name}.picks", query.double() @ means, blocks, seen, near, top_k, slack)
     case = Case(name, length=length, code="block-routing")
     run_case(bench, bench.bridge("attention"), case, dtype, block_mask=blocks, block_size=BLOCK)
-
-
-# --- mHC --------------------------------------------------------------------------------------------------------------
-
-
-def _streams_formula(given: Tensors) -> Any:
-    """Read, tanh in the place of a layer, and write: [B, T, n, hidden] -> the same."""
-    rows = given["streams"].flatten(2)
-    rows = rows / torch.sqrt((rows * rows).mean(-1, keepdim=True) + EPS)
-    bases, gains = given["bases"].split([STREAMS, STREAMS, STREAMS**2]), given["gains"]
-    phis = (given[f"phi_{name}.weight"] for name in ("pre", "post", "res"))
-    pre, post, grid = (base + gain * rows @ phi.T for base, gain, phi in zip(bases, gains, phis, strict=True))
-    grid = torch.exp(grid).unflatten(-1, (STREAMS, STREAMS))
-    for _ in range(20):
-        grid = grid / grid.sum(-1, keepdim=True)
-        grid = grid / grid.sum(-2, keepdim=True)
-    read = torch.einsum("btn,btnd->btd", 1 / (1 + torch.exp(-pre)), given["streams"])
-    return grid @ given["streams"] + (2 / (1 + torch.exp(-post))).unsqueeze(-1) * torch.tanh(read).unsqueeze(2)
-
-
-def _check_streams(bench: Bench, dtype: str) -> None:
-    """A pass between residual streams, with the gradient of every parameter."""
-    length, mixer = LENGTHS[bench.device], HyperConnection(HIDDEN, STREAMS, eps=EPS, device=bench.device)
-    mixer = bench.filled(mixer, bases=(0.5, 1.0), gains=(1.0, 0.2))
-    streams = bench.randn(BATCH, length, STREAMS, HIDDEN, dtype=DTYPES[dtype], grad=True)
-
-    def call() -> Any:
-        pre, post, residual = mixer(streams)
-        return write_streams(streams, torch.tanh(read_streams(streams, pre)), post, residual)
-
-    why = "norm, scores, 40 normalisations, and what is read and written"
-    roundings = Roundings(((dtype, 8 if dtype == "bf16" else 64),), BATCH * length, why=why)
-    _try(
-        bench, f"{dtype}.mhc", call, {"streams": streams, **dict(mixer.named_parameters())}, _streams_formula, roundings
-    )
