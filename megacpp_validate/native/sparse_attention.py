@@ -85,8 +85,6 @@ def pick_tokens(scores: Any, top_k: int, *, window: int = 1, doc_ids: Any | None
     Returns:
         [B, T, min(top_k, T)] int64 positions, the window first; `UNUSED` where there is no further token.
     """
-    if not 1 <= window <= top_k:
-        raise ValueError(f"a window of {window} among {top_k} tokens: it has at least the query, and at most all.")
     near, visible = (
         attention_mask(scores.shape[-1], window=reach, doc_ids=doc_ids, device=scores.device)
         for reach in (window, None)
@@ -128,9 +126,7 @@ def sampled_attention(
         [B, H, T, D] in the dtype of `query`, and the weights [B, H, T, K] in fp32 at least. Both in fp32 at least,
         gradients too, and rounded once.
     """
-    batch, _, length, width = query.shape
-    if indices.shape[:2] != (batch, length):
-        raise ValueError(f"indices are {tuple(indices.shape)}; wanted [B, T, K] with B {batch} and T {length}.")
+    length, width = query.shape[2:]
     wrong = forbidden_rows(indices, doc_ids)
     if wrong.device.type == "cpu" and bool(wrong.any()):
         raise IndexError(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...training.parallel.checkpoint import LATEST
 from ..bench import Bench
+from .faults import find_other_bits
 from .reproduce import check_follows, reference_of, run_reference
 from .runs import Run, Runs, Trajectory, check_parts, have_ended, open_runs
 
@@ -54,12 +55,9 @@ def check_killed(bench: Bench, run: Run, rank: int) -> None:
 
 
 def check_same_bits(bench: Bench, whole: Run, resumed: Run) -> None:
-    """The resumed run continues at the checkpoint, and every loss has the bits that it has without the break."""
+    """The resumed run continues at the checkpoint, and has the bits that it has without the break."""
     seen, without = resumed.trajectory, whole.trajectory
     steps = len(without.losses) - seen.first
     bench.check("same-world.continues", seen.first > 0 and steps > 0, f"resumed at step {seen.first}")
-    for name, wanted in without.cut(seen.first, steps).series.items():
-        values = seen.series[name]
-        differ = [seen.first + at for at, pair in enumerate(zip(values, wanted, strict=False)) if len(set(pair)) > 1]
-        said = f"{len(values)} of {len(wanted)} steps; not the same bits: {differ[:3] or 'none'}"
-        bench.check(f"same-world.{name}", len(values) == len(wanted) > 0 and not differ, said)
+    found = find_other_bits("resume", seen, without)
+    bench.check("same-world.same-bits", not found, "; ".join(one.words for one in found) or f"{steps} steps")

@@ -20,7 +20,6 @@ from torch import distributed
 from torch.distributed.fsdp import FSDPModule
 
 from ...bridge.amax_owner import SINGLE_OWNER
-from ...bridge.parallel_hooks import local_part
 from ...native.router import load_balancing_loss
 from .. import expert_layer
 from ..expert_layer import ExpertLayer
@@ -134,17 +133,6 @@ def swap_experts(trainer: Any, _: int) -> None:
     named = dict(trainer.model.named_parameters())
     for name in trainer.sharded.experts:
         trainer.optimizer.master(name).copy_(named[name])
-
-
-@_fault("weights-exchanged")
-def exchange_weights(trainer: Any, _: int) -> None:
-    """The outputs of the two experts of a token are combined with each other's weights."""
-
-    def exchanged(unpermute: Any, rows: Any, row_map: Any, *, probs: Any) -> Any:
-        others = probs.sum(dim=1, keepdim=True) - probs  # of top-2: the weight of the other expert
-        return unpermute(rows, row_map, probs=torch.where(probs > 0, others, probs))
-
-    _wrap(_experts(trainer).dispatch, "unpermute", exchanged)
 
 
 @_fault("expert-without-gradient")
@@ -262,19 +250,6 @@ def average_gradients(trainer: Any, _: int) -> None:
     for block in trainer.model.modules():
         if isinstance(block, FSDPModule):
             block.set_gradient_divide_factor(float(trainer.plan.data))
-
-
-@_fault("block-gradient-lost")
-def lose_block(trainer: Any, _: int) -> None:
-    """One rank loses its part of the gradients of the last but one block."""
-
-    def lose(take: Any, **options: bool) -> Any:
-        for parameter in trainer.model.layers[-2].parameters():
-            if parameter.grad is not None:
-                local_part(parameter.grad).zero_()
-        return take(**options)
-
-    _wrap(trainer.optimizer, "take_gradients", lose)
 
 
 @_fault("expert-gradients-late")
