@@ -21,7 +21,7 @@ from ..catalog.bridge import Target as TargetRow
 from ..errors import NoEnvironment, WrongArguments
 from ..evidence.receipt import Receipt
 from ..evidence.values import Frozen, read_version
-from ..probes.order import Order
+from ..probes.order import TIMED, Order
 from ..process import Processes
 from .cell import Cell, own_folder
 from .container import PINNED, open_image
@@ -373,7 +373,7 @@ def run_stacks(
             is_first, folder = all(cell.problem for cell in cells), options.receipts / stack.name
             planned = plan_cells(stack, target, rows, folder, seed=options.seed, limit_s=options.limit_s)
             for cell in planned:
-                times = options.times and not cell.order.code  # a composition is not timed
+                times = options.times and cell.order.probe in TIMED
                 cells.append(replace(cell, order=replace(cell.order, times=times, turnstile=device)))
             for cell in cells[-len(planned) :] if is_first and not stack.problem else ():
                 if cell.order.times:

@@ -72,10 +72,10 @@ def test_every_installed_release_is_run_and_the_one_that_breaks_is_named(run: Ru
     told = json.loads(said.out)
     assert (told["target"], told["tiers"]) == ("h200", ["gpu"])
     assert [stack["stack"] for stack in told["stacks"]] == ["te2.9.0", "te2.17.1", "te2.20.2"]
-    assert [len(stack["ran"]) for stack in told["stacks"]] == [16, 9, 9]  # the first is timed twice
+    assert [len(stack["ran"]) for stack in told["stacks"]] == [15, 9, 9]  # of the first, six modules are timed twice
     blamed = [[culprit["module"] for culprit in step["culprits"]] for step in told["steps"]]
     assert blamed == [["attention"], []]
-    assert "34/34" in said.err
+    assert "33/33" in said.err
     assert "te2.9.0-h200-permute, again" in said.err
 
     again = run("te-canary", "--all-installed", "--overlays", overlays, "--no-times", "--format", "json")

@@ -37,7 +37,7 @@ from tests.environments.site_folders import make_package, make_te
 
 
 def options(tmp_path: Path, *, times: bool = True) -> StackOptions:
-    return StackOptions(("imports", "permute"), times, Room(2), seed=3, receipts=tmp_path / "receipts", limit_s=30.0)
+    return StackOptions(("attention", "permute"), times, Room(2), seed=3, receipts=tmp_path / "receipts", limit_s=30.0)
 
 
 @pytest.fixture
@@ -59,10 +59,11 @@ def test_every_stack_has_its_cells_and_the_first_is_timed_twice(
     found = run("h200", stack(tmp_path, "te2.12.0"), stack(tmp_path, "te2.20.2"))
     first, second = found["te2.12.0"], found["te2.20.2"]
     assert first.run.ran == (
-        "te2.12.0-h200-imports", "te2.12.0-h200-permute", "again/te2.12.0-h200-imports", "again/te2.12.0-h200-permute",
+        "te2.12.0-h200-attention", "te2.12.0-h200-permute",
+        "again/te2.12.0-h200-attention", "again/te2.12.0-h200-permute",
     )  # fmt: skip
-    assert second.run.ran == ("te2.20.2-h200-imports", "te2.20.2-h200-permute")
-    assert (set(first.again), set(second.again)) == ({"imports", "permute"}, set())
+    assert second.run.ran == ("te2.20.2-h200-attention", "te2.20.2-h200-permute")
+    assert (set(first.again), set(second.again)) == ({"attention", "permute"}, set())
     orders = {name: json.loads(receipt.reason) for name, receipt in first.receipts.items()}
     again = {name: json.loads(receipt.reason) for name, receipt in first.again.items()}
     other = json.loads(second.receipts["permute"].reason)
@@ -74,7 +75,7 @@ def test_every_stack_has_its_cells_and_the_first_is_timed_twice(
     assert len({o["turnstile"] for o in (*orders.values(), *again.values(), other)}) == 1
     assert not Path(other["turnstile"]).parent.exists()
     assert set(read_receipts(tmp_path / "receipts" / "te2.12.0" / "again").found) == {
-        "te2.12.0-h200-imports", "te2.12.0-h200-permute",
+        "te2.12.0-h200-attention", "te2.12.0-h200-permute",
     }  # fmt: skip
 
 
@@ -86,7 +87,7 @@ def test_a_stack_that_cannot_be_made_is_not_run_and_the_others_are(
     assert (bad.run.problem, bad.run.ran, bad.run.folder) == ("the wheel is damaged", (), "")
     assert {(r.outcome, r.reason) for r in bad.receipts.values()} == {(Outcome.NOT_RUN, "the wheel is damaged")}
     assert all(receipt.outcome is Outcome.PASS for receipt in good.receipts.values())
-    assert set(good.again) == {"imports", "permute"}  # the first that can be run gives the noise
+    assert set(good.again) == {"attention", "permute"}  # the first that can be run gives the noise
     assert not (tmp_path / "receipts" / "te2.14.1").exists()
 
 
