@@ -29,7 +29,7 @@ VERBS: Final = {  # page -> what prints it
     "loss_gate_h200.html": "loss-gate docs/evidence/fp8/te2.20.2 --format html",
 }
 SCORES: Final = (
-    "selftest", "blame_score", "blame_score_held_out", "fp8_faults", "fp8_faults_earlier", "fp8_faults_held_out",
+    "selftest", "blame_score", "blame_score_held_out", "fp8_faults", "fp8_faults_rest", "fp8_faults_held_out",
     "smoke_faults",
 )  # fmt: skip
 

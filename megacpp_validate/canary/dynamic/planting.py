@@ -169,7 +169,7 @@ def judge_copies(
         trouble = troubles.get(run.name) or _find_trouble(run, before, copy, modules)
         found: dict[str, Any] = {"verdict": trouble[0], "reason": trouble[1]} if trouble else {}
         if isinstance(fault, Fp8Fault):
-            found = {"expected": [Sighting(by=cell, names=tuple(fault.checks)) for cell in fault.cells], **found}
+            found = {"expected": tuple(Sighting(by=cell, names=tuple(fault.checks)) for cell in fault.cells), **found}
             if not trouble:
                 found |= _judge_cells(fault, copy)
                 clean.append(_judge_green(fault, row, copy.get(fault.green)))

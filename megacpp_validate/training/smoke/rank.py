@@ -218,7 +218,7 @@ def compare_features(
             except Exception as fault:  # it is this feature's, and the others are compared all the same
                 answer = {"fault": f"{type(fault).__name__}: {fault}"}
             write_whole(Path(folder, f"{feature}.json"), json.dumps(answer))
-            torch.compiler.reset()
+            gc.unfreeze()
             gc.collect()  # layers that hold one another
             if device == "cuda":
                 torch.cuda.empty_cache()
@@ -252,6 +252,8 @@ def compare_arms(
         trainers[arm] = trainer
     # 1.5 median deviations are a standard deviation, and a step that compiles among them does not count.
     steps = min(MOST_STEPS, max(2, math.ceil((1.5 * statistics.median(spread) / least) ** 2)))
+    gc.collect()
+    gc.freeze()  # else the collector walks both models in the middle of a step
     pairs: list[list[float]] = []
     while True:
         for turn in (("off", "on"), ("on", "off")):

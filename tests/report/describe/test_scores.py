@@ -22,7 +22,7 @@ FIGURES: dict[str, tuple[int, int, tuple[int, int], int]] = {
     "blame_score": (96, 96, (0, 8), 0),
     "blame_score_held_out": (28, 35, (0, 0), 1),
     "fp8_faults": (34, 35, (0, 35), 1),
-    "fp8_faults_earlier": (25, 25, (0, 25), 4),
+    "fp8_faults_rest": (21, 21, (0, 21), 0),
     "fp8_faults_held_out": (5, 11, (0, 11), 1),
     "smoke_faults": (26, 27, (0, 7), 0),
 }
