@@ -24,19 +24,20 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.expert_scaling_page import write_page  # noqa: E402
 from benchmarks.figures import describe_run, make_parser, render_earlier, save  # noqa: E402
+from benchmarks.moe_layer_paths import SMALL, Case  # noqa: E402
 
 ROUNDS: Final = 7
 REPEATS: Final = 10
 SECONDS: Final = 240.0
 
 
-def measure(ranks: int, device: str, backends: Sequence[str], rounds: int) -> dict[str, Any]:
+def measure(ranks: int, device: str, backends: Sequence[str], rounds: int, tokens: int) -> dict[str, Any]:
     """Start the ranks, wait for them, and put their figures together."""
     from megacpp_validate.training.parallel.launch import Limits, launch
 
     arguments = [
         "--device", device, "--backends", *backends, "--rounds", str(rounds),
-        "--repeats", str(REPEATS if device == "cuda" else 2),
+        "--repeats", str(REPEATS if device == "cuda" else 2), "--tokens", str(tokens),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         end = launch(
@@ -47,7 +48,7 @@ def measure(ranks: int, device: str, backends: Sequence[str], rounds: int) -> di
             for rank in end.ranks:
                 print(Path(rank["log"]).read_text(encoding="utf-8", errors="replace")[-3000:], file=sys.stderr)
             sys.exit(f"not-run: the ranks ended as {end.ending!r}: {end.words}")
-    return gather(list(end.receipts.values()), backends, end.seconds)
+    return gather(list(end.receipts.values()), backends, end.seconds) | {"tokens": tokens}
 
 
 def _path() -> str:
@@ -104,12 +105,15 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small, to see that it runs")
     parser.add_argument("--backends", nargs="+", default=None, help="ways to the experts: jagged, native, te")
+    parser.add_argument("--tokens", type=int, default=None, help="on every GPU; what moe_layer.md has without it")
     options = parser.parse_args()
     if render_earlier(options.render, write_page):
         return
     backends = options.backends or ["jagged", "native", *(["te"] if options.device == "cuda" else [])]
-    result = measure(options.ranks, options.device, backends, options.rounds)
-    print(save(options.output / "expert_scaling.json", result, write_page))
+    tokens = options.tokens or (Case() if options.device == "cuda" else SMALL).tokens
+    result = measure(options.ranks, options.device, backends, options.rounds, tokens)
+    name = f"expert_scaling_{tokens}.json" if options.tokens else "expert_scaling.json"
+    print(save(options.output / name, result, write_page))
 
 
 if __name__ == "__main__":

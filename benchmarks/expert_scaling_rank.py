@@ -11,6 +11,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -155,8 +156,9 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--repeats", type=int, required=True)
+    parser.add_argument("--tokens", type=int, required=True)
     options = parser.parse_args()
-    case = Case() if options.device == "cuda" else SMALL
+    case = replace(Case() if options.device == "cuda" else SMALL, tokens=options.tokens)
     torch.set_num_threads(1)  # ranks share the host's cores, and what is launched needs none
     with join_ranks("nccl" if options.device == "cuda" else "gloo") as rank:
         steps: dict[str, Callable[[], Any]] = {}
