@@ -22,9 +22,9 @@ def write_page(result: dict[str, Any]) -> str:
         "rank; efficiency is the step with all experts on one GPU, by the same way without an exchange, over the step "
         "with them on so many. The last columns are of the trace of three more steps, of the rank whose traced step is "
         "the longest, and sum to it: the device waits for a late host; kernels of routing, sorting and the gate; the "
-        "all-to-all alone on the device; matrix products; and kernels of the all-to-all that wait for another rank. Tracing makes the host "
-        "slower. Floor: dispatch and GEMM of one GPU over dispatch, GEMM and all-to-all here, which is what no late "
-        "host and no waiting would leave.",
+        "all-to-all alone on the device; matrix products; and kernels of the all-to-all that wait for another rank. "
+        "Tracing makes the host slower. Floor: dispatch and GEMM of one GPU over dispatch, GEMM and all-to-all here, "
+        "which is what no late host and no waiting would leave.",
         "",
         "| aim | found | |",
         "|---|---|---|",
