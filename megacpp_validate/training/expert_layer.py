@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from ..bridge.backends import Candidate, Refusal, choose
-from ..bridge.deep_gemm import cast_weight
 from ..bridge.expert_gemm import ExpertGemm, TeExpertBank, why_bf16_is_faster
 from ..bridge.fused import choose_residual_norm
 from ..bridge.jagged_experts import jagged_moe, jagged_rows, why_not_fp8, why_not_fused
@@ -134,7 +133,8 @@ class ExpertLayer(Layer):
             return padded_moe(tokens, routing.routing_map, routing.probs, up, down, features=self.build.features)
         weights, chosen = routing.probs.topk(self.size.top_k, dim=-1)  # of one that is 0 any number will do
         low = self._choices["experts"].observed == "deep_gemm"
-        return jagged_moe(tokens, chosen, weights, up, down, fp8=(cast_weight(up), cast_weight(down)) if low else None)
+        fp8 = (self.up.quantized_weight(), self.down.quantized_weight()) if low else None
+        return jagged_moe(tokens, chosen, weights, up, down, fp8=fp8)
 
     def _note_path(self, tokens: Any) -> None:
         """Choose between products in FP8, in the dtype of the rows, and a loop over the experts."""
@@ -144,7 +144,8 @@ class ExpertLayer(Layer):
         candidates: list[Candidate] = [(forms.moe, lambda: refusal), ("loop", lambda: None)]
         if forms.moe == "jagged" and self.exchange is None and "deep_gemm" in forms.expert_backends:
             rows = len(tokens) * self.size.top_k / self.size.num_experts
-            low = why_not_fp8(tokens, self.size.top_k, up, down) or why_bf16_is_faster([rows], "jagged")
+            path = "jagged" if self.spread.plan.accumulate == 1 else "jagged-kept"
+            low = why_not_fp8(tokens, self.size.top_k, up, down) or why_bf16_is_faster([rows], path)
             candidates.insert(0, ("deep_gemm", lambda: low))
         self._choices["experts"] = choose("expert_path", candidates)
 

@@ -128,9 +128,12 @@ def test_weights_are_rounded_in_the_first_microbatch_and_kept_for_the_others(mon
     layer.bank.weight.data.mul_(-2)
     kept, first, fresh = (layer(rows, (3, 4, 4), is_first_microbatch=which) for which in (False, True, None))
     assert len(made) == 2
-    assert torch.equal(kept, before)
+    assert torch.equal(kept, before), "a change through .data is not counted"
     assert torch.equal(first, fresh)
     assert not torch.equal(first, before)
+    with torch.no_grad():
+        layer.bank.weight.mul_(-0.5)
+    assert torch.equal(layer(rows, (3, 4, 4), is_first_microbatch=False), before)
 
 
 def test_tiles_hold_rows_of_one_expert_each() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
+from megacpp_validate.bridge.deep_gemm import cast_weight  # noqa: E402
+from megacpp_validate.bridge.expert_gemm import SWITCH  # noqa: E402
 from megacpp_validate.bridge.features import PRESETS  # noqa: E402
 from megacpp_validate.bridge.fp8_scope import (  # noqa: E402
     amax_shared_with,
@@ -18,11 +20,13 @@ from megacpp_validate.bridge.fp8_scope import (  # noqa: E402
     low_precision,
 )
 from megacpp_validate.training import (  # noqa: E402
+    expert_layer,
     model,
 )
 from megacpp_validate.training.language import Language  # noqa: E402
 from megacpp_validate.training.layers import Build  # noqa: E402
 from megacpp_validate.training.model import HybridModel, Scopes, build_layer  # noqa: E402
+from megacpp_validate.training.optimizer import MasterAdamW, Schedule  # noqa: E402
 from megacpp_validate.training.parallel.plan import ParallelPlan, Spread  # noqa: E402
 from megacpp_validate.training.sizes import (  # noqa: E402
     Forms,
@@ -106,6 +110,35 @@ def test_jagged_experts_ask_for_fp8_where_it_is_named_and_keep_the_reason_agains
     choice = model.choices()["layers.1.experts"]
     assert (choice.requested, choice.observed) == ("deep_gemm", "loop")
     assert [(one.backend, one.code) for one in choice.refusals] == [("deep_gemm", "device"), ("jagged", "not-fused")]
+
+
+def test_passes_of_a_step_share_rounded_experts_and_no_later_step_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = read_size("tiny", pattern="E", hidden=128, expert_width=128, bf16_last=0)
+    forms, spread = Forms("jagged", expert_backends=("deep_gemm", "native")), Spread(ParallelPlan(accumulate=2))
+    layer = build_layer("E", size, Build(PRESETS["off"], torch.bfloat16, forms=forms, spread=spread), seed=0, name="0")
+    taken: list[Any] = []
+    real = expert_layer.jagged_moe
+
+    def noted(*given: Any, fp8: Any) -> Any:
+        for one, gemm in zip(fp8, (layer.up, layer.down), strict=True):
+            wanted = cast_weight(gemm.bank.weight)
+            assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(one, wanted, strict=True))
+        taken.append(fp8[0])
+        return real(*given)
+
+    monkeypatch.setenv(SWITCH, "always")
+    monkeypatch.setattr(expert_layer, "why_not_fp8", lambda *_: None)
+    monkeypatch.setattr(expert_layer, "jagged_moe", noted)
+    optimizer = MasterAdamW(layer.named_parameters(), Schedule(2, warm_up=0))
+    for step in range(2):
+        for place in range(2):
+            layer(torch.randn(2, 8, size.hidden).bfloat16(), None).rows.sum().backward()
+            if place == 0:
+                optimizer.add_gradients(first=True)
+        optimizer.update(step, optimizer.take_gradients(first=False))
+    assert taken[0] is taken[1]
+    assert taken[1] is not taken[2]
+    assert taken[2] is taken[3]
 
 
 def test_experts_enter_a_region_of_the_scope_or_leave_it() -> None:
