@@ -24,7 +24,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 PAGES: dict[str, Callable[[dict[str, Any]], str]] = {
     "bundle": bundle.write_page, "expert_gemm": expert_gemm_page.write_page,
     "expert_scaling": expert_scaling_page.write_page, "fp8": fp8_page.write_page,
-    "fp8_jagged": fp8_jagged.write_page, "jit_caches": jit_caches_page.write_page, "moe_layer": moe_layer_page.write_page,
+    "fp8_jagged": fp8_jagged.write_page, "jit_caches": jit_caches_page.write_page,
+    "moe_layer": moe_layer_page.write_page,
 }  # fmt: skip
 
 
