@@ -346,7 +346,7 @@ def set_bars(pairs: Pairs) -> Bars:
     smoothed = [smooth(bf16.losses, window) for bf16, _ in pairs]
     steps = slice(half, None), slice(0, half), slice(window, half)
     spread, early, later = (spread_of_seeds([curve[windows] for curve in smoothed]) for windows in steps)
-    one, farthest = t_of(seeds)
+    one, farthest = _STUDENT[max(number for number in _STUDENT if number <= max(seeds, 3))]
     factor = farthest * math.sqrt(2)
     return Bars(
         factor, spread,
@@ -382,11 +382,6 @@ def sample_deviation(values: Sequence[float]) -> float:
     """The sample standard deviation of two values or more; infinite where it overflows, where `statistics` raises."""
     mean = sum(values) / len(values)
     return math.sqrt(sum((value - mean) * (value - mean) for value in values) / (len(values) - 1))
-
-
-def t_of(seeds: int) -> tuple[float, float]:
-    """How many sample standard deviations one more seed may be off, and the farthest of `seeds` seeds, at 95%."""
-    return _STUDENT[max(number for number in _STUDENT if number <= max(seeds, 3))]
 
 
 def to_json(value: float) -> float | None:

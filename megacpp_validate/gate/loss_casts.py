@@ -12,13 +12,14 @@ from ..evidence.loss_curve import LossCurve
 from ..evidence.receipt import Check, Part
 
 # Recipe -> class of its quantizers, and the formats of inputs and weights, and of gradients. NVFP4's is as Transformer
-# Engine calls its dtype.
+# Engine calls its dtype. "deep_gemm" is DeepGEMM in the experts alone: every other layer is in BF16.
 CASTS: Final[dict[str, tuple[str, str, str]]] = {
     "delayed": ("Float8Quantizer", "e4m3", "e5m2"),
     "current": ("Float8CurrentScalingQuantizer", "e4m3", "e5m2"),
     "block": ("Float8BlockQuantizer", "e4m3", "e4m3"),
     "mxfp8": ("MXFP8Quantizer", "e4m3", "e4m3"),
     "nvfp4": ("NVFP4Quantizer", "kfloat4e2m1", "kfloat4e2m1"),
+    "deep_gemm": ("deep_gemm", "e4m3", "e4m3"),
 }
 TENSORS: Final = frozenset({"input", "weight", "gradient"})
 LANE: Final = "lane"  # the part of the gate's model in front of its layers in low precision
@@ -71,7 +72,8 @@ def _find_wrong_layers(curve: LossCurve, fellows: Sequence[LossCurve]) -> Iterat
     others = {row.layer for fellow in fellows for row in fellow.quantizers if _part_of(row.layer) in low}
     for layer in sorted(others - own):
         yield f"{layer} does not cast, and does with another seed or recipe"
-    for part in sorted(low - {_part_of(layer) for layer in own}):
+    cast = low if curve.recipe == "deep_gemm" else {_part_of(layer) for layer in own}
+    for part in sorted(low - cast):
         yield f"no layer of {part} casts, which is outside of the BF16 zones"
     for layer in sorted(layer for layer in own if _part_of(layer) not in low):
         yield f"{layer} casts, which is to stay in BF16"

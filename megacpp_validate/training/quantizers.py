@@ -6,11 +6,12 @@ Nothing here is configured: quantizers and states are read off the very layers t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
+from ..bridge.backends import Choice
 from ..bridge.te_fp8 import te_amax_state
 from ..evidence.loss_curve import HistorySeen, QuantizerSeen
 
@@ -61,6 +62,12 @@ def see_quantizers(model: Any) -> tuple[QuantizerSeen, ...]:
             for name, _, _, tensor, quantizer in used_quantizers(model)
         )
     )
+
+
+def see_experts(choices: Mapping[str, Choice]) -> tuple[QuantizerSeen, ...]:
+    """The operands of every part that took DeepGEMM in its last call, all of which it takes in E4M3."""
+    took = [part for part, one in choices.items() if one.observed == "deep_gemm"]
+    return tuple(QuantizerSeen(part, tensor, "deep_gemm", "e4m3") for part in took for tensor in sorted(USED))
 
 
 def format_of(quantizer: Any) -> str:

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megacpp_validate.evidence.loss_curve import LossCurve, parse_curve
-from megacpp_validate.gate.loss import LossOutcome, LossVerdict, decide_loss, t_of
+from megacpp_validate.evidence.loss_curve import LossCurve, QuantizerSeen, parse_curve
+from megacpp_validate.gate.loss import LossOutcome, LossVerdict, decide_loss
+from megacpp_validate.gate.loss_casts import check_casts
 from megacpp_validate.report.curves import draw_loss_curves
 from tests.replay.loss import made_up
 
 STEPS = 100
 UNIT = 2.0**-20  # so that sums are exact
+STUDENT = 4.303  # t at 95% of three seeds
 
 
 def make_curve(recipe: str, seed: int, losses: Sequence[float], norms: Sequence[float]) -> LossCurve:
@@ -40,14 +42,35 @@ def test_the_gap_while_learning_is_held_to_what_seeds_do_there(gap: float, fails
     first, reference, candidate = REFERENCE[0], [], []
     for seed in range(3):
         losses = [loss + seed / (2048 if step < 50 else 8192) for step, loss in enumerate(first.losses)]
-        size = gap * t_of(3)[0] * math.sqrt(2) / 2048
+        size = gap * STUDENT * math.sqrt(2) / 2048
         gaps = [size if 10 <= step < 20 else UNIT for step in range(STEPS)]
         reference.append(make_curve("bf16", seed, losses, first.gradient_norms))
         candidate.append(make_curve("delayed", seed, [*map(sum, zip(losses, gaps, strict=True))], first.gradient_norms))
     verdict = decide_loss(reference, candidate)
-    assert verdict.bar == pytest.approx(t_of(3)[0] * math.sqrt(2) / 8192)
+    assert verdict.bar == pytest.approx(STUDENT * math.sqrt(2) / 8192)
     red = {check.name.partition(".seed")[0] for check in verdict.checks if not check.passed}
     assert red == ({"gap.learning", "gap.short.learning"} if fails else set())
+
+
+@pytest.mark.parametrize(
+    ("changes", "red"),
+    [
+        ([], []),
+        ([("layers.3.experts", "e4m3")], []),
+        ([("layers.2.experts", "e5m2")], ["observed.casts.deep_gemm.seed0"]),
+        ([("layers.0.experts", "e4m3")], ["observed.layers.deep_gemm.seed0"]),
+        (None, ["observed.casts.deep_gemm.seed0"]),
+    ],
+)
+def test_deep_gemm_casts_experts_alone(changes: list[tuple[str, str]] | None, red: list[str]) -> None:
+    formats = {} if changes is None else {"layers.2.experts": "e4m3", **dict(changes)}
+    casts = tuple(
+        QuantizerSeen(layer, tensor, "deep_gemm", form)
+        for layer, form in formats.items()
+        for tensor in ("input", "weight", "gradient")
+    )
+    curve = replace(make_candidate(0, [UNIT] * STEPS), recipe="deep_gemm", quantizers=casts, histories=())
+    assert [check.name for check in check_casts(curve, [curve]) if not check.passed] == red
 
 
 # A gap as a few levels that hold for a while each, so that windows, halves and tails all see something.

@@ -17,12 +17,12 @@ import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 
 TILE = tl.constexpr(128)
 ONE_OF_LARGEST = tl.constexpr(1.0 / 448.0)
-SMALLEST_AMAX = tl.constexpr(1e-4)
+SMALLEST_AMAX = tl.constexpr(1e-30)
 
 
 @triton.jit
 def scale_of(amax, power_of_two: tl.constexpr) -> Any:
-    """fp32 scales of blocks: amax / 448, not below 1e-4 / 448; up to the next power of two where it must be one."""
+    """fp32 scales of blocks: amax / 448, not below 1e-30 / 448; up to the next power of two where it must be one."""
     scale = tl.maximum(amax, SMALLEST_AMAX) * ONE_OF_LARGEST
     if power_of_two:
         bits = scale.to(tl.int32, bitcast=True)

@@ -54,7 +54,7 @@ QUICK: Final = ("uneven", "even")
 FEW: Final = (3, 0, 17, 1)
 PRODUCTS: Final = ("forward", "grad.rows", "grad.weight")
 COLUMNS: Final = ("none", "vectors", "blocks")
-SMALLEST_AMAX: Final = 1e-4  # DeepGEMM's casts take no less (deep_gemm/utils/math.py, 0.1.3)
+SMALLEST_AMAX: Final = 1e-30  # zeros have a scale; DeepGEMM's casts take no less than 1e-4 (utils/math.py, 0.1.3)
 HEIGHT: Final = 256
 WIDTH: Final = 384
 

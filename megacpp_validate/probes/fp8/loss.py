@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from ...bridge.expert_gemm import SWITCH
 from ...evidence.receipt import write_whole
 from ...training.smoke.order import SmokeOrder
 from ..bench import Bench
@@ -22,7 +23,8 @@ from ..smoke.runs import Run, Runs, have_ended, note_casts, open_runs
 REFERENCE: Final = "bf16"
 QUICK_STEPS: Final = 30
 LIMIT_S: Final = 3600.0  # the limit of the cell is shorter
-ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}  # the work of a run is the device's
+# The work of a run is the device's; what FP8 does to the loss is looked at however few rows an expert has.
+ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", SWITCH: "always"}
 WARM_UP: Final = 0.1  # of the steps
 # An eps that is small beside quiet gradients.
 OPTIMISED: Final[dict[str, Any]] = {"learning_rate": 1e-3, "eps": 1e-15}
@@ -34,7 +36,7 @@ def probe(bench: Bench) -> None:
         bench.require_te("FP8 recipes")
     with open_runs(bench, limit_s=LIMIT_S, silent_s=LIMIT_S) as runs:
         orders = plan_orders(bench, runs)
-        check_runs(bench, runs.train_beside(orders, [ONE_THREAD] * len(orders)))
+        check_runs(bench, runs.train_beside(orders, [ENVIRONMENT] * len(orders)))
 
 
 def plan_orders(bench: Bench, runs: Runs) -> dict[str, SmokeOrder]:
@@ -75,7 +77,9 @@ def check_runs(bench: Bench, runs: Sequence[Run]) -> None:
         bench.check(f"{run.name}.curve", whole and finite, said)
         # Every part that has a choice took what was asked for, as it says itself.
         backends, wanted = left["choices"], bench.order.requested
-        other = sorted(part for part, one in backends.items() if (one["observed"] == "te") is not (wanted == "te"))
+        fell_back = (part for part, one in backends.items() if one["observed"] != one["requested"])
+        on_te = (part for part, one in backends.items() if one["observed"] == "te")
+        other = sorted(fell_back if wanted == "te" else on_te)
         said = f"{len(backends)} parts; not on {wanted}: {', '.join(other) or 'none'}"
         bench.check(f"{run.name}.backends", bool(backends) and not other, said)
         if order.recipe is not None and order.seed == runs[0].order.seed:

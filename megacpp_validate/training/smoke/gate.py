@@ -19,7 +19,7 @@ from ..layers import Build
 from ..model import HybridModel, Losses, Scopes, part_of
 from ..parallel.goodput import Ledger
 from ..parallel.ranks import Rank
-from ..quantizers import HistoryWatch, see_quantizers
+from ..quantizers import HistoryWatch, see_experts, see_quantizers
 from ..sizes import Size
 from .order import SmokeOrder
 from .trainer import SmokeTrainer, StepRecord
@@ -77,7 +77,7 @@ class GateTrainer(SmokeTrainer):
             gradient_norms=_round([record.grad_norm for record in records], 9),
             part_losses={name: _round(row, 9) for name, row in self._losses.items()},
             part_norms={name: _round(row, 6) for name, row in self._norms.items()},
-            quantizers=() if self.scope is None else see_quantizers(self.model),
+            quantizers=see_experts(self.model.choices()) if self.scope is None else see_quantizers(self.model),
             histories=tuple(self._watch.seen),
         )
 

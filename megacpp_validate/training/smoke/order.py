@@ -17,8 +17,8 @@ from ..parallel.launch import Limits, RunEnd, launch
 from ..parallel.plan import ParallelPlan, refuse_plan
 from ..sizes import Forms, Size, read_size
 
-Precision = Literal["fp64", "fp32", "bf16", "delayed", "current", "block", "mxfp8", "nvfp4"]
-PLAIN: Final = ("fp64", "fp32", "bf16")
+Precision = Literal["fp64", "fp32", "bf16", "deep_gemm", "delayed", "current", "block", "mxfp8", "nvfp4"]
+PLAIN: Final = ("fp64", "fp32", "bf16", "deep_gemm")  # without a recipe of Transformer Engine
 RANK: Final = "megacpp_validate.training.smoke.rank"
 ORDER: Final = "order.json"
 SILENT_S: Final = 120.0  # without a sign of life on any rank; longer than the longest compile
@@ -44,7 +44,8 @@ class SmokeOrder:
         task: "language"; or "gate", the lessons and the model of the loss gate, on one rank.
         seed: of weights and data.
         data_seed: of the data of the task "gate", whose weights alone have `seed`.
-        precision: dtype of the parameters; or an FP8 recipe, over parameters in bf16.
+        precision: dtype of the parameters; an FP8 recipe, over parameters in bf16; or "deep_gemm", which is bf16 with
+            jagged experts in DeepGEMM's FP8.
         device: "cpu" (gloo) or "cuda" (NCCL).
         target: whose recipes hold.
         features: "preset" and flags of `bridge.features`.
@@ -117,6 +118,8 @@ class SmokeOrder:
     def read_forms(self) -> Forms:
         """The form of each part."""
         given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in self.forms.items()}
+        if self.precision == "deep_gemm":
+            given |= {"moe": "jagged", "expert_backends": ("deep_gemm", "native")}
         return Forms(**given)
 
     def read_schedule(self) -> Schedule:

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.evidence.loss_curve import read_curve
+from megacpp_validate.bridge.backends import Choice
+from megacpp_validate.evidence.loss_curve import QuantizerSeen, read_curve
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import loss
-from megacpp_validate.probes.fp8.loss import ONE_THREAD, check_runs, plan_orders
+from megacpp_validate.probes.fp8.loss import ENVIRONMENT, check_runs, plan_orders
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.smoke.composition import train
 from megacpp_validate.probes.smoke.runs import Run, open_runs
 from megacpp_validate.training.parallel.launch import RunEnd
+from megacpp_validate.training.quantizers import see_experts
 
+NORM = Choice("norm", "te", "te")
 MADE_WITH = {"torch", "transformer_engine", "gpu"}
 DOUBLE = Target("cpu", "", ("delayed", "current", "block"), "delayed")
 
@@ -91,13 +94,27 @@ def test_a_run_that_died_and_one_that_fell_back_are_told(tmp_path: Path, trained
     assert failed(bench) == ["bf16.seed0.backends"]
 
 
+@pytest.mark.usefixtures("te_double")
+def test_experts_that_do_not_take_deep_gemm_are_seen(tmp_path: Path) -> None:
+    bench = new_bench(tmp_path, recipes="deep_gemm", seeds="0")
+    runs = train_here(bench)
+    for run in runs:
+        run.first["choices"].pop("layers.1.in_projection")
+    check_runs(bench, runs)
+    assert failed(bench) == ["deep_gemm.seed0.backends"]
+    assert bench.checks[-1].detail.endswith("not on te: layers.2.experts")
+    assert see_experts({"layers.2.experts": Choice("expert_path", "deep_gemm", "deep_gemm"), "norm": NORM}) == tuple(
+        QuantizerSeen("layers.2.experts", tensor, "deep_gemm", "e4m3") for tensor in ("gradient", "input", "weight")
+    )
+
+
 @pytest.mark.thorough
 def test_runs_are_processes_that_are_waited_for(tmp_path: Path) -> None:
     bench = new_bench(tmp_path, requested="native", recipes="", seeds="0")
     with open_runs(bench) as runs:
         orders = plan_orders(bench, runs)
         orders["bf16.seed1"] = replace(orders["bf16.seed0"], seed=1, learning_rate=1e38)
-        check_runs(bench, runs.train_beside(orders, [ONE_THREAD] * 2))
+        check_runs(bench, runs.train_beside(orders, [ENVIRONMENT] * 2))
     assert failed(bench) == ["bf16.seed1.ended", "bf16.seed1.curve"]
     assert read_curve(bench.artefact("bf16-1.curve")).planned == 30
 
