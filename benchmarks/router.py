@@ -82,10 +82,10 @@ class _Logits(torch.autograd.Function):
 
 def _terms(value: Any) -> list[Any]:
     """Three terms in bf16 whose sum is `value` in fp32, unless a term underflows."""
-    terms, left = [], value
-    for _ in range(3):
-        terms.append(left.to(torch.bfloat16))
-        left = left - terms[-1].float()
+    terms = [value.to(torch.bfloat16)]
+    while len(terms) < 3:
+        value = value - terms[-1]  # in fp32: the term is widened in the same kernel
+        terms.append(value.to(torch.bfloat16))
     return terms
 
 

@@ -151,9 +151,11 @@ class SmokeOrder:
         refuse_plan(plan, size)
         if plan.tensor_parallel > 1 and (size.streams > 1 or "D" in size.letters or size.attention == "moba"):
             raise WrongSize("DSA, MoBA and residual streams are not split. Next step: tensor_parallel 1.")
-        if self.read_forms().moe == "padded" and plan.expert_parallel > 1:
+        alone = self.read_forms().moe == "padded" or self.precision == "deep_gemm"
+        if alone and plan.expert_parallel > 1:
             raise WrongSize(
-                "the path 'padded' to the experts has no exchange with other ranks. Next step: 'bridge' or 'jagged'."
+                "experts on the path 'padded' or in the precision 'deep_gemm' have no exchange with other ranks. Next "
+                "step: 'bridge' or 'jagged', in another precision."
             )
 
     def write(self, folder: Path) -> str:

@@ -41,6 +41,7 @@ EXPERTS = {"data": 2, "expert_parallel": 2}
         ({"forms": {"moe": "dense"}}, "moe is 'dense'"),
         ({"forms": {"recompute": "false"}}, "recompute is 'false', and is a bool"),
         ({"forms": {"moe": "padded"}, "plan": EXPERTS}, "no exchange with other ranks"),
+        ({"precision": "deep_gemm", "plan": EXPERTS}, "no exchange with other ranks"),
     ],
 )
 def test_impossible_orders_are_refused(
