@@ -129,7 +129,7 @@ def te_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     from megacpp_validate.bridge import backends, features, recipes
     from megacpp_validate.bridge import imports as te
-    from megacpp_validate.selftest.double import FOLDER, entries, use_te_double
+    from megacpp_validate.selftest.plant import FOLDER, entries, use_te_double
 
     def set_aside() -> dict[str, ModuleType]:
         for name, module in list(sys.modules.items()):

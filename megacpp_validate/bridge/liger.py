@@ -16,7 +16,6 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from ..native.head_loss import head_loss
 from ..native.mlp import NormMLP
 from ..native.norms import RMSNorm, without_autocast
 from .backends import Candidate, Choice, Refusal, choose
@@ -62,13 +61,33 @@ def choose_head_loss(*, dtype: Any, device: Any) -> Choice:
     return choose("head_loss", [*ask_liger(device, dtype), ("native", lambda: None)])
 
 
+def head_loss(rows: Any, weight: Any, targets: Any, *, ignore_index: int = -100, reduction: str = "mean") -> Any:
+    """Cross-entropy of the logits `rows @ weight.T` in plain torch; arguments and result as in `linear_cross_entropy`.
+
+    The logits [T, V] lie in memory, rounded to the dtype of the rows and again in fp32.
+    """
+    with without_autocast(rows):
+        logits = functional.linear(rows, weight)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return functional.cross_entropy(wide, targets, ignore_index=ignore_index, reduction=reduction)
+
+
 def linear_cross_entropy(
     rows: Any, weight: Any, targets: Any, *, ignore_index: int = -100, reduction: str = "mean"
 ) -> Any:
-    """The loss of a linear head: by Liger, else by `native.head_loss`, whose arguments and result these are.
+    """The loss of a linear head: by Liger, which keeps no logits, else by `head_loss`.
 
-    Neither keeps logits [T, V]. Gradients are made in the forward pass, so a second backward pass of Liger's loss gives
-    wrong ones.
+    Liger makes gradients in the forward pass, so a second backward pass of its loss gives wrong ones.
+
+    Args:
+        rows: [T, D].
+        weight: [V, D] in the same dtype.
+        targets: int64 [T], 0 to V - 1 or `ignore_index`.
+        ignore_index: target of the rows that are left out.
+        reduction: "mean" over the rows that are not left out, or "sum".
+
+    Returns:
+        [] in fp32 at least, also inside an autocast region. The mean over no row is NaN.
     """
     if why_not_liger(rows.device, rows.dtype) is not None:
         return head_loss(rows, weight, targets, ignore_index=ignore_index, reduction=reduction)

@@ -52,7 +52,7 @@ _VENDORS: Final = frozenset({
     "transformer_engine_torch",
 })  # fmt: skip
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
-_IDENTIFY: Final = "import json; from megacpp_validate.probes.identify import identify; print(json.dumps(identify()))"
+_IDENTIFY: Final = "import json; from megacpp_validate.probes.doctor import identify; print(json.dumps(identify()))"
 _LIMIT_S: Final = 120.0
 _CAUSE: Final = "it is no Python of 3.11 or newer, or another megacpp-validate comes first on its path"
 _ABOUT: Final = (

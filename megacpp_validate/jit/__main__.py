@@ -26,7 +26,6 @@ from sysconfig import get_path
 from typing import Any, Final
 
 from . import monitor
-from .compiles import seen_since
 from .driver_cache import give_back
 from .tasks import TASKS, JitOrder, Lacking
 
@@ -61,7 +60,7 @@ def run_task(order: JitOrder) -> dict[str, Any]:
     seconds = round(time.perf_counter() - began, 3)
     return {
         "task": order.task,
-        "compiled": [asdict(one) for one in seen_since(moment)],
+        "compiled": [asdict(one) for one in monitor.seen_since(moment)],
         "seconds": seconds,
         "versions": read_versions(),
         "compiler": read_compiler(),

@@ -18,8 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from .compiles import saw
-
 VARIABLE: Final = "CUDA_CACHE_PATH"  # else .nv/ComputeCache of the home folder
 SOURCE: Final = "MEGACPP_JIT_DRIVER_CACHE"  # of whoever started this process, where that one works on a copy itself
 _NAMED: Final = "megacpp-cuda-"
@@ -115,15 +113,15 @@ def watch_driver() -> None:
     _driver_files.update(_files_of_driver())
 
 
-def look_at_driver() -> None:
-    """Note what was compiled since, by the name of its kernel; nothing in a shared folder: it may be another's."""
+def list_compiled() -> dict[str, str]:
+    """File -> kernel, of what was compiled since the last look; nothing of a shared folder: it may be another's."""
     new = _files_of_driver() - _driver_files
     _driver_files.update(new)
     if is_private():
-        for name, kernel in name_kernels(new).items():
-            saw("cuda", kernel, name, 0.0, cached=False, looked_for=name)
-    elif new and not _shared:
+        return name_kernels(new)
+    if new and not _shared:
         _shared.append(f"files appeared in {driver_cache()}, which other processes write to as well")
+    return {}
 
 
 def name_kernels(files: Iterable[str]) -> dict[str, str]:

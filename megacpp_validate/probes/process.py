@@ -25,7 +25,6 @@ from .fingerprint import PACKAGES, read_libraries, read_machine, read_packages
 from .order import TIMED, Order
 
 if TYPE_CHECKING:
-    from ..jit.compiles import Compile
     from .bench import Bench
     from .speeds import Stopwatch
 
@@ -60,7 +59,7 @@ class _Run:
     machine: Machine = field(default_factory=Machine)
     warm_up: dict[str, int] = field(default_factory=dict)  # what the probe compiled, by library
     watched_from: int | None = None
-    late: tuple[Compile, ...] = ()  # what its last use of all compiled
+    late: tuple[monitor.Compile, ...] = ()  # what its last use of all compiled
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

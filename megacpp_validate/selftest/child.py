@@ -20,9 +20,8 @@ from ..bridge import imports as te
 from ..evidence.receipt import Receipt
 from ..evidence.selftest import SelftestRun
 from ..probes.process import run_probe
-from .double import use_te_double
 from .faults import Trace
-from .plant import PlantPointGone, plant
+from .plant import PlantPointGone, plant, use_te_double
 from .tasks import Task
 
 # What torch and numpy import only when a gradient, a seed or a layer without storage is first made: seconds a run.

@@ -32,7 +32,7 @@ def test_it_is_asked_first_and_only_for_what_it_has() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_native_loss_is_torch_s_with_chunks_and_frozen_operands(reduction: str) -> None:
+def test_the_native_loss_is_torch_s_with_frozen_operands(reduction: str) -> None:
     rows, weight = torch.randn(300, 8, dtype=torch.float64, requires_grad=True), torch.randn(17, 8, dtype=torch.float64)
     targets = torch.randint(17, (300,)).masked_fill(torch.arange(300) % 3 == 0, -100)
     given = {"reduction": reduction}

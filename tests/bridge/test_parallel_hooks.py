@@ -58,7 +58,7 @@ def wrapped_on_a_rank(recipe: str) -> tuple[bool, list[int], list[int]]:
     from torch.distributed.device_mesh import init_device_mesh
 
     from megacpp_validate.bridge.fp8_scope import low_precision
-    from megacpp_validate.selftest.double import use_te_double
+    from megacpp_validate.selftest.plant import use_te_double
     from megacpp_validate.training.parallel.ranks import CollectiveRecord, watch_collectives
     from tests.bridge.small_blocks import make, rows, state
 

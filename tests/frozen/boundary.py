@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import torch
 
-from megacpp_validate.selftest.double import entries
 from megacpp_validate.selftest.faults import Call
-from megacpp_validate.selftest.plant import around_calls
+from megacpp_validate.selftest.plant import around_calls, entries
 
 Seen = dict[str, set[str]]
 CONSTANT: Final = "the bridge passes this value, or TE's default; no caller of the bridge can set another"

@@ -98,7 +98,7 @@ def _run(order: Order, prepare: Callable[[], None] = lambda: None) -> Receipt:
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     if order.requested == "te":
-        from megacpp_validate.selftest.double import use_te_double
+        from megacpp_validate.selftest.plant import use_te_double
         from tests.deep_gemm_double import install
 
         use_te_double()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.jit import driver_cache, monitor, watch
-from megacpp_validate.jit.compiles import seen_since
+from megacpp_validate.jit import driver_cache, monitor
+from megacpp_validate.jit.monitor import seen_since
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "driver"))
     monkeypatch.setattr(driver_cache, "_copies", [])
     monkeypatch.setattr(driver_cache, "_shared", [])
-    monkeypatch.setattr(watch, "_waiting", {})
+    monkeypatch.setattr(monitor, "_waiting", {})
     monkeypatch.delenv("MEGACPP_JIT_ROOT", raising=False)
 
 
@@ -40,22 +40,22 @@ def test_a_module_is_hooked_when_it_is_whole_and_before_anyone_has_it(
     (tmp_path / "compiler_of_a_test.py").write_text("def build():\n    return 'built'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     hooked: list[Any] = []
-    watch.after_import(
+    monitor.after_import(
         "compiler_of_a_test", lambda module: (hooked.append(module), setattr(module, "build", lambda: 3))
     )
     assert "compiler_of_a_test" not in sys.modules
     from compiler_of_a_test import build  # type: ignore[import-not-found]
 
     assert build() == 3
-    watch.after_import("compiler_of_a_test", hooked.append)  # loaded by now: at once
+    monitor.after_import("compiler_of_a_test", hooked.append)  # loaded by now: at once
     assert len(hooked) == 2
     assert hooked[0].__loader__ is hooked[0].__spec__.loader
-    assert type(hooked[0].__loader__).__module__ != watch.__name__  # whoever asks it for the source asks its own loader
+    assert type(hooked[0].__loader__).__module__ != monitor.__name__  # who asks for the source asks its own loader
 
 
 def test_a_hook_that_fails_is_told_and_the_import_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_faults", {})
-    watch.after_import("wave", lambda module: module.no_such_thing)
+    monkeypatch.setattr(monitor, "_faults", {})
+    monitor.after_import("wave", lambda module: module.no_such_thing)
     import wave
 
     assert wave.__name__ == "wave"
@@ -89,7 +89,7 @@ SOURCE = SimpleNamespace(
 def test_triton_reports_kernel_signature_and_constants_and_a_hit_is_no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     module = triton_of(set())
     monkeypatch.setitem(sys.modules, "triton.compiler.compiler", module)
-    watch.HOOKS["triton.compiler.compiler"](module)
+    monitor.HOOKS["triton.compiler.compiler"](module)
     moment = monitor.mark()
     assert [module.compile(SOURCE) for _ in range(3)] == ["kernel"] * 3
     assert seen(moment) == [("triton", "gate", "up:*bf16 width=512 num_warps=4")]
@@ -130,7 +130,7 @@ def test_flash_attention_4_tells_what_it_had_compiled_and_what_it_read_from_disk
     module: Any = types.ModuleType("flash_attn.cute.cache_utils")
     module.JITCache, module.JITPersistentCache = JITCache, JITPersistentCache
     monkeypatch.setitem(sys.modules, "flash_attn.cute.cache_utils", module)
-    watch.HOOKS["flash_attn.cute.cache_utils"](module)
+    monitor.HOOKS["flash_attn.cute.cache_utils"](module)
     moment = monitor.mark()
     for made in (JITPersistentCache(), JITPersistentCache(), JITCache()):
         for _ in range(2):
@@ -148,7 +148,7 @@ def test_deep_gemm_is_known_by_what_a_call_left_in_its_cache(
         monkeypatch.setenv("MEGACPP_JIT_ROOT", str(tmp_path))
         monkeypatch.setenv("MEGACPP_JIT_ARCH", "sm_90a")
     monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "deep_gemm"))
-    monkeypatch.setattr(watch, "_used", set())
+    monkeypatch.setattr(monitor, "_used", set())
     calls: list[int] = []
 
     def m_grouped_fp8_gemm_nt_contiguous(rows: Any, weight: Any) -> str:
@@ -161,7 +161,7 @@ def test_deep_gemm_is_known_by_what_a_call_left_in_its_cache(
     module.m_grouped_fp8_gemm_nt_contiguous, module.get_num_sms = m_grouped_fp8_gemm_nt_contiguous, lambda: 132
     plain = module.get_num_sms
     monkeypatch.setitem(sys.modules, "deep_gemm", module)
-    watch.HOOKS["deep_gemm"](module)
+    monitor.HOOKS["deep_gemm"](module)
     assert module.get_num_sms is plain
     moment, weight = monitor.mark(), torch.zeros(2, 256, 128)
     for rows in (100, 101, 100, 4000):  # 4000: another power of two, and the same kernel
@@ -207,7 +207,7 @@ def test_inductor_is_noted_where_its_cache_had_nothing() -> None:
 
     module.FxGraphCache, module.fx_codegen_and_compile = FxGraphCache, fx_codegen_and_compile
     module._compile_fx_inner = _compile_fx_inner
-    watch.HOOKS["torch._inductor.compile_fx"](module)
+    monitor.HOOKS["torch._inductor.compile_fx"](module)
     moment, inputs = monitor.mark(), [torch.zeros(8, 16, dtype=torch.bfloat16), 3]
     assert module._compile_fx_inner("gm", inputs) == "graph"
     module.fx_codegen_and_compile("bypassed", inputs, graph_id=4)  # as torch does with what it cannot keep

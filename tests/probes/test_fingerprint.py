@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from megacpp_validate.probes.doctor import identify, read_gpu
 from megacpp_validate.probes.fingerprint import read_libraries, read_packages, read_version
-from megacpp_validate.probes.identify import identify, read_gpu
 
 
 def test_packages_are_those_that_are_loaded_and_from_where() -> None:
@@ -89,7 +89,7 @@ def test_a_library_that_is_loaded_is_asked_for_its_version(tmp_path: Path, monke
 
 def test_identify_imports_no_torch_and_tells_what_is_there(tmp_path: Path) -> None:
     code = (
-        "import sys, json; from megacpp_validate.probes.identify import identify; facts = identify();"
+        "import sys, json; from megacpp_validate.probes.doctor import identify; facts = identify();"
         "print(json.dumps([facts, sorted(name for name in sys.modules if name.startswith(('torch', 'transformer')))]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -100,7 +100,7 @@ def test_identify_imports_no_torch_and_tells_what_is_there(tmp_path: Path) -> No
 
 
 def test_te_is_seen_by_its_metadata_or_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megacpp_validate.probes.identify.read_version", read_version.__wrapped__)  # it is cached
+    monkeypatch.setattr("megacpp_validate.probes.doctor.read_version", read_version.__wrapped__)  # it is cached
     (tmp_path / "transformer_engine").mkdir()
     (tmp_path / "transformer_engine" / "__init__.py").write_text("raise SystemExit('never run')\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -18,7 +18,7 @@ import torch
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.evidence.receipt import JitCompile, Outcome
 from megacpp_validate.evidence.store import read_receipt
-from megacpp_validate.jit.compiles import saw
+from megacpp_validate.jit.monitor import saw
 from megacpp_validate.probes import process
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.bounds import Roundings

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.selftest.double import entries  # noqa: E402
+from megacpp_validate.selftest.plant import entries  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("te_double")
 

@@ -28,8 +28,7 @@ import torch
 
 from ...evidence.loss_curve import curve_text
 from ...evidence.receipt import write_whole
-from ...jit.monitor import compiles_since, describe_jit, start_compiling
-from ...jit.watch import after_import
+from ...jit.monitor import after_import, compiles_since, describe_jit, start_compiling
 from ..parallel.checks import CheckFailed
 from ..parallel.goodput import PEAK, Ledger, process_began_ns, training_flops
 from ..parallel.ranks import Rank, join_ranks

@@ -15,7 +15,7 @@ from megacpp_validate.bridge import fp8_scope, layer_watch
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import amax_group as probe
 from megacpp_validate.probes.fp8.amax_group import Place, check_groups, places, run_rank, wrong_amaxes
-from megacpp_validate.selftest.double import use_te_double
+from megacpp_validate.selftest.plant import use_te_double
 from tests.probes.planting import failed, fp8_bench
 
 

@@ -5,7 +5,7 @@ TypeError, and what the double does not do is a NotImplementedError.
 FP8 is emulated by rounding to torch's float8 types. No number measured with it says anything about a GPU: its version,
 `0.0.0+double`, says so in every receipt.
 
-Use it through `megacpp_validate.selftest.double.use_te_double()`, or the pytest fixture `te_double`.
+Use it through `megacpp_validate.selftest.plant.use_te_double()`, or the pytest fixture `te_double`.
 """
 
 from __future__ import annotations

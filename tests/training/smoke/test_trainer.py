@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.jit import compiles
-from megacpp_validate.jit.compiles import saw
+from megacpp_validate.jit import monitor
+from megacpp_validate.jit.monitor import saw
 from megacpp_validate.training.parallel.ranks import Rank
 from megacpp_validate.training.smoke import rank
 from megacpp_validate.training.smoke.rank import compare_arms, make_receipt
@@ -149,7 +149,7 @@ def test_exposed_time_is_that_of_collectives_alone() -> None:
 
 
 def test_a_receipt_has_compiles_by_the_step_that_they_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiles, "_seen", [])  # a rank reports its whole process, and this one had other tests
+    monkeypatch.setattr(monitor, "_seen", [])  # a rank reports its whole process, and this one had other tests
     trainer = new_trainer(order_of(precision="fp32", steps=WARM + 1))
     for _ in range(WARM + 1):
         trainer.step()
