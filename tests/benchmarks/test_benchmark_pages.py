@@ -9,22 +9,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks import (
-    bundle,
-    expert_gemm_page,
-    expert_scaling_page,
-    fp8_jagged,
-    fp8_page,
-    jit_caches_page,
-    moe_layer_page,
-)
+from benchmarks import bundle, expert_gemm_page, expert_scaling_page, fp8_page, jit_caches_page, moe_layer_page
+from benchmarks.fp8_jagged import AIM, BF16, gain
+from benchmarks.fp8_jagged import write_page as write_jagged_page
 from megacpp_validate.bridge.expert_gemm import why_bf16_is_faster
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 PAGES: dict[str, Callable[[dict[str, Any]], str]] = {
     "bundle": bundle.write_page, "expert_gemm": expert_gemm_page.write_page,
     "expert_scaling": expert_scaling_page.write_page, "fp8": fp8_page.write_page,
-    "fp8_jagged": fp8_jagged.write_page, "jit_caches": jit_caches_page.write_page,
+    "fp8_jagged": write_jagged_page, "jit_caches": jit_caches_page.write_page,
     "moe_layer": moe_layer_page.write_page,
 }  # fmt: skip
 
@@ -37,7 +31,7 @@ def read_figures(name: str) -> dict[str, Any]:
 def test_jagged_experts_take_fp8_where_it_was_measured_to_be_worth_it() -> None:
     for layer in read_figures("fp8_jagged")["layers"]:
         for passes, path in ((1, "jagged"), (2, "jagged-kept")):
-            wins = fp8_jagged.gain(layer, passes) >= fp8_jagged.AIM
+            wins = gain(layer, passes) >= AIM
             assert (why_bf16_is_faster([layer["rows"]], path) is None) is wins, (layer["rows"], path)
 
 
@@ -54,7 +48,7 @@ VERDICTS: list[tuple[str, tuple[Any, ...], dict[str, Any], int]] = [
     ("fp8", ("mlp", "rows", 1), {"over_raw": 1.021}, 1),
     ("fp8", ("block", "rows", 0), {"over_raw": 1.021}, 1),
     ("fp8", ("mlp", "rows", 1), {"side": "bridge, delayed", "recipe": "", "note": "FellBack: native"}, 1),
-    ("fp8_jagged", ("layers", -1, "ms"), {fp8_jagged.BF16: 1.0}, 1),
+    ("fp8_jagged", ("layers", -1, "ms"), {BF16: 1.0}, 1),
     ("moe_layer", ("paths", 7), {"gain": moe_layer_page.AIM - 0.01}, 1),
     ("moe_layer", ("paths", 8), {"gain": moe_layer_page.AIM - 0.01}, 1),
     ("moe_layer", ("paths", 7), {"waits": 1}, 1),

@@ -136,12 +136,11 @@ def test_weights_are_rounded_in_the_first_microbatch_and_kept_for_the_others(mon
     assert torch.equal(layer(rows, (3, 4, 4), is_first_microbatch=False), before)
 
 
-@pytest.mark.parametrize("power_of_two", [False, True])
-def test_gradients_of_a_mean_over_many_tokens_are_rounded_as_large_ones_are(power_of_two: bool) -> None:
+def test_gradients_of_a_mean_over_many_tokens_are_rounded_as_large_ones_are() -> None:
     rows, _, _ = sample((130, 5))
     tiles = deep_gemm.plan_tiles((130, 5), "cpu")
-    casts = [deep_gemm.cast_tokens(one, tiles, power_of_two=power_of_two)[0] for one in (rows, rows * 2.0**-40)]
-    assert torch.equal(*(one.values.view(torch.uint8) for one in casts if one))
+    casts: Any = [deep_gemm.cast_tokens(one, tiles)[0] for one in (rows, rows * 2.0**-40)]
+    assert torch.equal(*(one.values.float() for one in casts))
 
 
 def test_tiles_hold_rows_of_one_expert_each() -> None:

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megacpp_validate.evidence.loss_curve import LossCurve, QuantizerSeen, parse_curve
+from megacpp_validate.bridge.backends import Choice
+from megacpp_validate.evidence.loss_curve import LossCurve, parse_curve
 from megacpp_validate.gate.loss import LossOutcome, LossVerdict, decide_loss
 from megacpp_validate.gate.loss_casts import check_casts
 from megacpp_validate.report.curves import draw_loss_curves
+from megacpp_validate.training.quantizers import see_experts
 from tests.replay.loss import made_up
 
 STEPS = 100
@@ -52,25 +54,12 @@ def test_the_gap_while_learning_is_held_to_what_seeds_do_there(gap: float, fails
     assert red == ({"gap.learning", "gap.short.learning"} if fails else set())
 
 
-@pytest.mark.parametrize(
-    ("changes", "red"),
-    [
-        ([], []),
-        ([("layers.3.experts", "e4m3")], []),
-        ([("layers.2.experts", "e5m2")], ["observed.casts.deep_gemm.seed0"]),
-        ([("layers.0.experts", "e4m3")], ["observed.layers.deep_gemm.seed0"]),
-        (None, ["observed.casts.deep_gemm.seed0"]),
-    ],
-)
-def test_deep_gemm_casts_experts_alone(changes: list[tuple[str, str]] | None, red: list[str]) -> None:
-    formats = {} if changes is None else {"layers.2.experts": "e4m3", **dict(changes)}
-    casts = tuple(
-        QuantizerSeen(layer, tensor, "deep_gemm", form)
-        for layer, form in formats.items()
-        for tensor in ("input", "weight", "gradient")
-    )
-    curve = replace(make_candidate(0, [UNIT] * STEPS), recipe="deep_gemm", quantizers=casts, histories=())
-    assert [check.name for check in check_casts(curve, [curve]) if not check.passed] == red
+@pytest.mark.parametrize(("layers", "red"), [("2", []), ("", ["casts"]), ("02", ["layers"])])
+def test_deep_gemm_casts_in_experts_alone(layers: str, red: list[str]) -> None:
+    casts = see_experts({f"layers.{layer}.experts": Choice("experts", "deep_gemm", "deep_gemm") for layer in layers})
+    curve = replace(make_candidate(0, [UNIT] * STEPS), recipe="deep_gemm", quantizers=casts)
+    seen = [check.name for check in check_casts(curve, [curve]) if not check.passed]
+    assert seen == [f"observed.{what}.deep_gemm.seed0" for what in red]
 
 
 # A gap as a few levels that hold for a while each, so that windows, halves and tails all see something.
