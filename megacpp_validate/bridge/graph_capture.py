@@ -91,15 +91,7 @@ def capture_graphs(
     precision = _read(scope)
     many = tuple(modules)
     with unwatched(many):
-        te_capture(
-            many,
-            tuple(tuple(given) for given in sample_args),
-            enabled=precision.is_low,
-            recipe=precision.recipe,
-            amax_reduction_group=precision.group,
-            warmup=warmup,
-            cache_weights=cache_weights,
-        )
+        te_capture(many, tuple(map(tuple, sample_args)), precision, warmup=warmup, cache_weights=cache_weights)
     for module, given in zip(many, sample_args, strict=True):
         used = {name: (value, _address(value)) for name, value in _used_by(module).items()}
         held = _Held(precision, tuple((tuple(one.shape), one.dtype) for one in given), used)
@@ -108,37 +100,18 @@ def capture_graphs(
     return choice
 
 
-def te_capture(
-    modules: tuple[Any, ...],
-    sample_args: tuple[tuple[Any, ...], ...],
-    *,
-    enabled: bool,
-    recipe: Any,
-    amax_reduction_group: Any,
-    warmup: int,
-    cache_weights: bool,
-) -> Any:
+def te_capture(modules: Any, sample_args: Any, precision: _Precision, *, warmup: int, cache_weights: bool) -> Any:
     """CUDA-graphed versions of `modules`, FP8 state kept right."""
     capture = te.make_graphed_callables.require()
     if te.autocast() is not None:
         return capture(
-            modules,
-            sample_args,
-            num_warmup_iters=warmup,
-            enabled=enabled,
-            recipe=recipe,
-            amax_reduction_group=amax_reduction_group,
-            cache_quantized_params=cache_weights,
-        )
+            modules, sample_args, num_warmup_iters=warmup, enabled=precision.is_low, recipe=precision.recipe,
+            amax_reduction_group=precision.group, cache_quantized_params=cache_weights,
+        )  # fmt: skip
     return capture(
-        modules,
-        sample_args,
-        num_warmup_iters=warmup,
-        fp8_enabled=enabled,
-        fp8_recipe=recipe,
-        fp8_group=amax_reduction_group,
-        fp8_weight_caching=cache_weights,
-    )
+        modules, sample_args, num_warmup_iters=warmup, fp8_enabled=precision.is_low, fp8_recipe=precision.recipe,
+        fp8_group=precision.group, fp8_weight_caching=cache_weights,
+    )  # fmt: skip
 
 
 def _keep_gradients_apart(module: Any) -> None:

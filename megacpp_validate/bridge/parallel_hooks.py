@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import distributed
 
-from .block_weights import QKV, BlockShape
+from .native_block import QKV, BlockShape
 
 # --- gradients of which each rank of a tensor group has a part
 #

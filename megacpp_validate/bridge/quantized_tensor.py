@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
 import torch
@@ -138,7 +139,7 @@ def read_payload(tensor: Any) -> ScaledPayload | Refusal:
             f"a {type(tensor).__name__} of {getattr(tensor, 'dtype', 'no dtype')} has no payload and no scale. Next "
             "step: quantize it, or use it unchanged."
         )
-    reader = _READERS.get(kind)
+    reader = _READERS[kind]
     if reader is None:
         return Refusal("payload", "kind", f"nothing here reads a {type(tensor).__name__}")
     return reader(tensor)
@@ -179,9 +180,9 @@ _Kind = tuple[str, str]  # top package and class
 def _vendor_kind(tensor: Any) -> _Kind | None:
     """Which of the vendors' quantized tensors it is; None where it is none."""
     for kind in type(tensor).__mro__:
-        package = kind.__module__.partition(".")[0]
-        if kind.__name__ in _CLASSES.get(package, ()):
-            return package, kind.__name__
+        found = kind.__module__.partition(".")[0], kind.__name__
+        if found in _READERS:
+            return found
     return None
 
 
@@ -252,16 +253,9 @@ def _read_te_mxfp8(tensor: Any) -> ScaledPayload | Refusal:
     return _payload(tensor, _as_fp8(data, tensor._fp8_dtype), scale, block)  # type: ignore[arg-type]
 
 
-def _read_torchao_training(tensor: Any) -> ScaledPayload | Refusal:
-    return _read_torchao(tensor, tensor._data, tensor._scale, divides=True)
-
-
-def _read_torchao_inference(tensor: Any) -> ScaledPayload | Refusal:
-    return _read_torchao(tensor, tensor.qdata, tensor.scale, divides=False)
-
-
-def _read_torchao(tensor: Any, data: Any, scale: Any, *, divides: bool) -> ScaledPayload | Refusal:
+def _read_torchao(payload: str, scales: str, divides: bool, tensor: Any) -> ScaledPayload | Refusal:
     """The shape of the scales names their block: `_axiswise_dim` is not turned when a tensor is, up to 0.17."""
+    data, scale = getattr(tensor, payload), getattr(tensor, scales)
     if scale.numel() == 1:
         return _payload(tensor, data, scale.reshape(()), "tensor", divides=divides)
     columns = data.shape[-1]
@@ -275,19 +269,23 @@ def _read_torchao(tensor: Any, data: Any, scale: Any, *, divides: bool) -> Scale
     return Refusal("payload", "scale-shape", f"its scales {shapes} belong to no block that is known here")
 
 
-_CLASSES: Final[dict[str, frozenset[str]]] = {
-    "transformer_engine": frozenset(
-        f"{name}{suffix}"
-        for name in ("Float8Tensor", "Float8BlockwiseQTensor", "MXFP8Tensor", "NVFP4Tensor", "QuantizedTensor")
-        for suffix in ("Storage", "Base", "")
-    ),
-    # Of other quantized tensors of torchao the base class is known, so that they are not taken for plain ones.
-    "torchao": frozenset({"Float8TrainingTensor", "Float8Tensor", "TorchAOBaseTensor"}),
+_Reader = Callable[[Any], ScaledPayload | Refusal]
+_TE_READERS: Final[dict[str, _Reader | None]] = {
+    "Float8Tensor": _read_te_tensor,
+    "Float8BlockwiseQTensor": _read_te_blocks,
+    "MXFP8Tensor": _read_te_mxfp8,
+    "NVFP4Tensor": None,
+    "QuantizedTensor": None,
 }
-_READERS: Final[dict[_Kind, Callable[[Any], ScaledPayload | Refusal]]] = {
-    **{("transformer_engine", f"Float8Tensor{suffix}"): _read_te_tensor for suffix in ("", "Storage", "Base")},
-    **{("transformer_engine", f"Float8BlockwiseQTensor{end}"): _read_te_blocks for end in ("", "Storage", "Base")},
-    **{("transformer_engine", f"MXFP8Tensor{suffix}"): _read_te_mxfp8 for suffix in ("", "Storage", "Base")},
-    ("torchao", "Float8TrainingTensor"): _read_torchao_training,
-    ("torchao", "Float8Tensor"): _read_torchao_inference,
+# None: a quantized tensor that nothing here reads. Of torchao's others the base class is known, so that they are not
+# taken for plain ones.
+_READERS: Final[dict[_Kind, _Reader | None]] = {
+    **{
+        ("transformer_engine", f"{name}{suffix}"): reader
+        for name, reader in _TE_READERS.items()
+        for suffix in ("Storage", "Base", "")
+    },
+    ("torchao", "Float8TrainingTensor"): partial(_read_torchao, "_data", "_scale", True),
+    ("torchao", "Float8Tensor"): partial(_read_torchao, "qdata", "scale", False),
+    ("torchao", "TorchAOBaseTensor"): None,
 }

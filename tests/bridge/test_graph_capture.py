@@ -41,17 +41,16 @@ def captured(scope: Any = None, **options: Any) -> Pair:
 
 
 def test_the_capture_takes_recipe_and_group_from_the_scope(on_te: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Any]] = []
+    seen: list[Any] = []
     real = graph_capture.te_capture
 
-    def capture(*given: Any, **more: Any) -> Any:
-        seen.append(more)
-        return real(*given, **dict(more))
+    def capture(modules: Any, samples: Any, precision: Any, **more: Any) -> Any:
+        seen.append((type(precision.recipe).__name__, precision.is_low, precision.group, more))
+        return real(modules, samples, precision, **more)
 
     monkeypatch.setattr(graph_capture, "te_capture", capture)
     captured(low(recipe="block"), cache_weights=True)
-    assert type(seen[0].pop("recipe")).__name__ == "Float8BlockScaling"
-    assert seen == [{"enabled": True, "amax_reduction_group": None, "warmup": 1, "cache_weights": True}]
+    assert seen == [("Float8BlockScaling", True, None, {"warmup": 1, "cache_weights": True})]
     assert te_state()["enabled"] is False
 
 

@@ -12,9 +12,9 @@ from megacpp_validate.bridge import errors, features
 from megacpp_validate.bridge import native_block as module
 from megacpp_validate.bridge.amax_owner import SINGLE_OWNER
 from megacpp_validate.bridge.backends import NoBackend
-from megacpp_validate.bridge.block_weights import BlockShape
 from megacpp_validate.bridge.errors import WeightMismatch
 from megacpp_validate.bridge.fp8_scope import PrecisionScope, current_scope, low_precision
+from megacpp_validate.bridge.native_block import BlockShape
 from megacpp_validate.bridge.te_fp8 import te_recompute, te_state
 from megacpp_validate.native.attention import rope_tables
 from tests.bridge.small_blocks import OFF, TE_NAMES, Recorder, make, rows, state

@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from megacpp_validate.bridge import parallel_hooks as hooks
-from megacpp_validate.bridge.block_weights import BlockShape
+from megacpp_validate.bridge.native_block import BlockShape
 from megacpp_validate.native.norms import RMSNorm
 from tests.training.parallel.gloo_ranks import on_ranks
 

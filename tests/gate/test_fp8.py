@@ -105,9 +105,7 @@ def test_a_run_in_a_refused_preset_is_refused_with_reason_and_measurement(
 
 
 def test_the_bridge_refuses_the_presets_that_were_rolled_back(policy: Fp8Policy) -> None:
-    rows = {preset.id: preset.measured for preset in policy.presets if preset.refused_by}
-    assert rows.keys() == ROLLED_BACK.keys()
-    assert all(rows[name].startswith(f"{measured} (") for name, measured in ROLLED_BACK.items())
+    assert {preset.id for preset in policy.presets if preset.refused_by} == ROLLED_BACK
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.probes.device_lock import alone, computing
+from megacpp_validate.probes.process import alone, computing
 
 CODE = """
 import os, sys, time
-from megacpp_validate.probes.device_lock import alone, computing
+from megacpp_validate.probes.process import alone, computing
 how, path, patience = sys.argv[1:4]
 with (alone if how == "alone" else computing)(path, float(patience)) as held:
     print(held, flush=True)

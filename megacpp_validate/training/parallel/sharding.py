@@ -23,10 +23,9 @@ from torch import distributed, nn
 from torch.nn import functional
 
 from ...bridge.backends import Refusal, choose
-from ...bridge.block_weights import BlockShape
 from ...bridge.features import why_not_te
 from ...bridge.fused import compiled_scan
-from ...bridge.native_block import why_not_te_block
+from ...bridge.native_block import BlockShape, why_not_te_block
 from ...bridge.parallel_hooks import Cut, block_cuts, cut_state, mark_split, marked, shard_layers
 from ...native.block import ABlock
 from ...native.mamba import Mamba2Mixer, convolve

@@ -28,14 +28,7 @@ class SlurmUnavailable(TrainingError, RuntimeError):
     """A submission without a Slurm, or one that Slurm refused, or a job that left no end of its run."""
 
 
-def submit(
-    words: tuple[str, ...],
-    hosts: int,
-    folder: Path,
-    settings: Mapping[str, str],
-    *,
-    variables: Mapping[str, str] | None = None,
-) -> RunEnd:
+def submit(words: tuple[str, ...], hosts: int, folder: Path, settings: Mapping[str, str]) -> RunEnd:
     """Submit a job and wait for it: the end of its run.
 
     Args:
@@ -44,7 +37,6 @@ def submit(
         hosts: nodes.
         folder: of the run, shared between the nodes.
         settings: options of sbatch by name, such as partition; `time` is in minutes.
-        variables: of the ranks, beside those of this process.
 
     Raises:
         SlurmUnavailable: no Slurm or submitit here, Slurm refused the job, or the job left no end of its run.
@@ -54,7 +46,7 @@ def submit(
         import submitit
 
         executor = submitit.SlurmExecutor(folder=folder / "slurm")
-        executor.update_parameters(**plan_job(hosts, settings, variables or {}))
+        executor.update_parameters(**plan_job(hosts, settings))
         number = str(executor.submit(run_node, words).job_id)
     except Exception as fault:  # submitit's own kinds differ between releases
         raise SlurmUnavailable(
@@ -71,18 +63,18 @@ def submit(
     return end
 
 
-def plan_job(hosts: int, settings: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:
+def plan_job(hosts: int, settings: Mapping[str, str]) -> dict[str, Any]:
     """The parameters of a job, under submitit's names; Slurm starts it again with `requeue` alone."""
     more = dict(settings)
     minutes = int(more.pop("time", "60"))
     requeue = "requeue" if more.pop("requeue", "") else "no-requeue"
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in {**variables, "PYTHONPATH": path}.items()]
     return {
         "job_name": "megacpp-run", "nodes": hosts, "ntasks_per_node": 1, "time": minutes, "wckey": None,
         # Where one task fails, the others still write the verdict: they end their ranks by themselves.
         "signal_delay_s": min(_STOP_BEFORE_S, 30 * minutes), "srun_args": ["--kill-on-bad-exit=0"],
-        "setup": exports, "additional_parameters": {**more, requeue: True, "export": "ALL"},
+        "setup": [f"export PYTHONPATH={shlex.quote(path)}"],
+        "additional_parameters": {**more, requeue: True, "export": "ALL"},
     }  # fmt: skip
 
 

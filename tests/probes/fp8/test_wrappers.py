@@ -97,6 +97,7 @@ def silent_layers(patch: Patch) -> None:
 
 
 PARITY = {"rows.parity", "weight.parity", "gradient.turned.parity"}
+UNREAD = dict.fromkeys(quantized_tensor._READERS)
 FAULTS: dict[str, tuple[Callable[[Bench], None], Plant, set[str]]] = {
     "the scale is lost": (
         by("delayed"), handing(scale=lambda p: torch.ones_like(p.scale)), PARITY | {"rows.scale-matters"},
@@ -104,7 +105,7 @@ FAULTS: dict[str, tuple[Callable[[Bench], None], Plant, set[str]]] = {
     "the scale is inverted": (by("block"), handing(scale=lambda p: p.scale.reciprocal()), PARITY),
     "the logical dtype": (by("delayed"), handing(logical_dtype=lambda p: torch.float32), {"rows.logical"}),
     "reading dequantizes": (by("delayed"), changing(quantized_tensor, "read_payload", reads), {"rows.reads-nothing"}),
-    "nobody reads": (by("delayed"), putting(quantized_tensor, "_READERS", {}), {"rows.handed-over"}),
+    "nobody reads": (by("delayed"), putting(quantized_tensor, "_READERS", UNREAD), {"rows.handed-over"}),
     "silent layers": (by("delayed"), silent_layers, {"layer.silent", "stored.silent"}),
     "torchao's scale multiplies": (
         probe.check_torchao, handing(convention=lambda p: "multiply"),

@@ -72,9 +72,9 @@ def test_a_job_that_slurm_refuses_says_so(slurm: dict[str, str], tmp_path: Path)
 
 
 def test_a_job_has_one_task_a_node() -> None:
-    more = plan_job(4, {"time": "1", "gres": "gpu:4", "partition": "p", "requeue": "1"}, {"NAME": "a b"})
+    more = plan_job(4, {"time": "1", "gres": "gpu:4", "partition": "p", "requeue": "1"})
     assert (more["nodes"], more["ntasks_per_node"], more["time"], more["signal_delay_s"]) == (4, 1, 1, 30)
-    assert more["setup"][0] == "export NAME='a b'"
+    assert more["setup"][0].startswith("export PYTHONPATH=")
     assert more["additional_parameters"] == {"gres": "gpu:4", "partition": "p", "requeue": True, "export": "ALL"}
 
 
