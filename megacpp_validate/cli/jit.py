@@ -24,8 +24,8 @@ def prewarm(
 
     A sealed cache is verified again. Tasks for more devices than --ranks are
     listed as left out. Exit code 0: all others are done, sealed and warm, 1: a task failed, or what was sealed was
-    changed or is not warm, 2: another architecture's folder, or one that cannot be written, 4: a task did not run,
-    6: a full disk.
+    changed or is not warm, 2: another architecture's folder, or one that cannot be written, 4: a task did not run
+    (what was done is sealed and verified), 6: a full disk.
     """
     from ..catalog.prewarm import read_prewarm
     from ..jitcache.prewarm import run_prewarm

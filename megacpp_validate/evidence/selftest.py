@@ -45,6 +45,7 @@ class Fault(StrEnum):
     ANSWERS = "answers"  # always the same
     SKIPPED = "skipped"  # nothing, or one of its arguments as it came
     OUTPUT_KEPT = "output-kept"  # the tensors of every call, for good
+    OVERWRITTEN = "overwritten"  # an argument or parameter; without a name, the first output of the shape
     # What it is.
     NATIVE_INSTEAD = "native-instead"  # plain torch under the vendor's name
     MISSING = "missing"
@@ -64,7 +65,8 @@ class Mutant(Strict):
             its value after a dot.
         fault, parameters: what is done there. `tensor`: "output" (the default), "output.1" or "output.rows" of
             several, "gradient.NAME" of an argument or parameter. `call`: "init" where a class is made; the call itself
-            by default. `only`: the value that is changed. `index`: the item of an answer that is always the same.
+            by default. `when`: "eval" where only calls without gradients have it. `only`: the value that is changed.
+            `index`: the item of an answer that is always the same.
         says: what it stands for, in a sentence.
     """
 

@@ -118,7 +118,7 @@ def run_prewarm(
 def fill(
     stack: JitStack, selected: Selected, manifest: Manifest, options: JitOptions, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run the tasks, write the manifest of what lies there then, and seal it: fields of the result.
+    """Run the tasks, write the manifest of what lies there then, and seal it unless one failed: fields of the result.
 
     Args:
         manifest: of what lies there before, from `take_over`.
@@ -142,10 +142,8 @@ def fill(
             )  # fmt: skip
     missing = tuple(task.id for task in selected.of_target if task.id not in done)
     manifest = write_files(manifest, tasks=tuple(done.values()), missing=missing)
-    fields: dict[str, Any] = {"rows": rows, "caches": manifest.sizes}
-    if all(row.verdict is JitVerdict.DONE for row in rows):
-        fields |= {"manifest": seal(folder), "sealed": True}
-    return fields
+    sealed = {"manifest": seal(folder), "sealed": True} if done else {}
+    return {"rows": rows, "caches": manifest.sizes, **sealed}
 
 
 # --- what lies there --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from ..evidence.receipt import Backend, Check, Compiler, JitCompile, Quantizer, TrainingRecord
 from .bounds import Roundings, check_of, compare
 from .emulation import EMULATED
-from .observe import Enter, attention_kernels, check_memory, check_steady, observed_backends, use_of
+from .observe import Enter, attention_kernels, check_eval, check_memory, check_steady, observed_backends, use_of
 from .order import Order
 
 BRIDGE: Final = "megacpp_validate.bridge"
@@ -271,11 +271,11 @@ class Bench:
         self, name: str, layer: Callable[..., Any], *inputs: Any, enter: Enter = nullcontext, draws: bool = False,
         **options: Any,
     ) -> None:  # fmt: skip
-        """Ten uses of `layer(*inputs, **options)` keep no tensor on the device, and give the same.
+        """Ten uses of `layer(*inputs, **options)` keep no tensor on the device, and give the same; so do evaluations.
 
         Args:
-            name: of precision and layer, such as "fp8.delayed" or "bf16.mlp"; the checks are `NAME.memory` and
-                `NAME.steady`.
+            name: of precision and layer, such as "fp8.delayed" or "bf16.mlp"; the checks are `NAME.memory`,
+                `NAME.steady` and `NAME.eval`.
             layer: called in the scope that `enter` makes.
             inputs: copies of the tensors go in at each call, so that one that is kept shows.
             enter: makes the scope anew.
@@ -285,6 +285,7 @@ class Bench:
         use = use_of(layer, inputs, enter, options)
         self.checks.append(check_memory(name, self.device, use))
         self.checks.append(check_steady(name, use, draws=draws))
+        self.checks.append(check_eval(name, layer, inputs, enter, options))
 
     def ran_on(self, path: str, choice: Any, *outputs: Any, wanted: str = "") -> None:
         """Record what one path requested, claims and was seen to run, and fail it on a fallback or a false claim.

@@ -118,7 +118,7 @@ def is_judged(bench: Bench) -> bool:
     looked_at = Bench(bench.order)  # whose checks are not the cell's
     for _ in range(CALLS):
         step = _run(layer, nullcontext, case.operands["input"], case.gradient)
-        looked_at.compare_pass(step, wanted, lambda name: _in_bf16(lengths[name]))
+        looked_at.compare_pass(step, wanted, lambda name: Roundings((("bf16", 1),), lengths[name], why="rounded once"))
     wrong = list(dict.fromkeys(check.name for check in looked_at.checks if not check.passed))
     if "te" not in observed_backends(step["forward"]):
         wrong.append("backend")
@@ -179,10 +179,6 @@ def _check_blocks(bench: Bench, layer: Any, case: _Case, recipe: Recipe, enter: 
     plain = emulated_linear(rows, weight, recipe, case.operands["bias"])
     same = _same_values(seen, plain, plain, operand_roundings(recipe, "forward", rows.shape[1]))
     bench.check_parts(f"fp8.{recipe}.blocks", same)
-
-
-def _in_bf16(k: int) -> Roundings:
-    return Roundings((("bf16", 1),), k, why="the result rounded to bf16")
 
 
 def _same_values(seen: Any, plain: Any, wanted: Any, roundings: Roundings) -> Part:

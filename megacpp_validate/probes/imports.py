@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
+import torch
+
 from ..evidence.receipt import Backend
 from .bench import Bench
 from .fp8_linear import check_amax, check_recipe, is_judged
@@ -139,6 +141,8 @@ def _check_recipes_in_scope(bench: Bench) -> None:
     target, imported = bench.order.target, "transformer_engine" in sys.modules
     opened = _enter(bench, "production", target.production_recipe, None)
     bench.check("scope.production.recipe", (opened.recipe or "") == target.production_recipe, str(opened.recipe))
+    with torch.no_grad():
+        _enter(bench, "eval", target.production_recipe, None)
     for recipe in bench.recipes if bench.wants_te else ():
         _enter(bench, recipe, recipe, recipe)
         try:

@@ -359,9 +359,11 @@ def _try_whole(bench: Bench, spec: Any, sample: Sample, path: str, **more: Any) 
         return parted(seen, sample)
 
     call, shown = partial(layer.train(), sample.rows), _shown_by_te
-    return try_case(
-        bench, block_trial(path, sample, call, parameters, lambda: choice, named=named, shown=shown, **more)
-    )
+    trial = block_trial(path, sample, call, parameters, lambda: choice, named=named, shown=shown, **more)
+    tried = try_case(bench, trial)
+    if path == f"bf16.whole.{WHOLE.name}":
+        bench.layer_keeps_nothing(path, layer, sample.rows, draws=True)
+    return tried
 
 
 def _check_low_precision(bench: Bench, name: str, tried: Tried, recipe: Any, sample: Sample) -> None:

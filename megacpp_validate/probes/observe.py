@@ -17,7 +17,7 @@ import gc
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -136,13 +136,13 @@ def use_of(
     """A use of a layer: a copy of each tensor goes forward through it in the scope, and gradients come back outside."""
 
     def use() -> Used:
-        given = [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in inputs]
+        given = _copies(inputs)
         rows = [one.requires_grad_() for one in given if isinstance(one, torch.Tensor) and one.is_floating_point()]
         with enter():
             out = layer(*given, **options)
         trained = layer.parameters() if isinstance(layer, torch.nn.Module) else ()
         leaves = [*rows, *(parameter for parameter in trained if parameter.requires_grad)]
-        made = [one for one in (out if isinstance(out, tuple | list) else (out,)) if isinstance(one, torch.Tensor)]
+        made = _tensors_of(out)
         behind = [one for one in made if one.requires_grad]
         gradients: Sequence[Any] = ()
         if behind:  # a fault that cuts the graph shows elsewhere
@@ -151,6 +151,14 @@ def use_of(
         return Used([one.detach() for one in made], [one for one in gradients if one is not None])
 
     return use
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    return [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in inputs]
+
+
+def _tensors_of(given: Any) -> list[Any]:
+    return [one for one in (given if isinstance(given, tuple | list) else (given,)) if isinstance(one, torch.Tensor)]
 
 
 # --- the tenth use ----------------------------------------------------------------------------------------------------
@@ -167,17 +175,66 @@ def check_steady(name: str, call: Callable[[], Used], *, draws: bool) -> Check:
     parts = []
     for kind in Used._fields:
         lists = [getattr(use, kind) for use in uses]
-        pairs = [pair for two in pairwise(lists) for pair in zip(*two, strict=True)]
-        errors = [relative_error(later, earlier) for earlier, later in pairs]
-        worst = max(errors, default=0.0) if all(map(math.isfinite, errors)) else math.inf
+        worst = max(_worst(later, earlier) for earlier, later in pairwise(lists))
         parts.append(part(kind, worst, ROUNDING, why))
     moved = not all(map(torch.equal, before, _generators(draws)))
     return check_of(f"{name}.steady", *parts, part("generators-moved", moved, 0.0, "nothing is drawn without dropout"))
 
 
+def _worst(seen: Sequence[Any], wanted: Sequence[Any]) -> float:
+    """The largest relative error of some tensors; infinite where one is not finite."""
+    errors = [relative_error(*pair) for pair in zip(seen, wanted, strict=True)]
+    return max(errors, default=0.0) if all(map(math.isfinite, errors)) else math.inf
+
+
 def _generators(draws: bool) -> list[Any]:
     """States of torch's generators; without the GPU's where a fused kernel takes numbers even for no dropout."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() and not draws else [])]
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def check_eval(
+    name: str, layer: Callable[..., Any], inputs: Sequence[Any], enter: Enter, options: dict[str, Any]
+) -> Check:
+    """Whether uses without gradients leave their inputs and outputs alone, and the first gives what training gives.
+
+    The second use takes other values. Where a scope is entered, kernels of an evaluation may round some values to other
+    neighbours in FP8 than those of training: half of what leaving the scope changes is allowed, and the other half must
+    still be there.
+
+    Args:
+        name: the check is `NAME.eval`.
+        layer, inputs, enter, options: as `use_of` takes them.
+    """
+
+    def evaluate(given: Sequence[Any]) -> list[Any]:
+        with torch.no_grad(), enter():
+            return _tensors_of(layer(*given, **options))
+
+    trained, outside = (use_of(layer, inputs, scope, options)().outputs for scope in (enter, nullcontext))
+    first, second = _copies(inputs), _copies(inputs)
+    for one in _tensors_of(second):
+        one.copy_(one.flip(-1))
+    given, outputs = _copies([*first, *second]), evaluate(first)
+    kept = _copies(outputs)
+    evaluate(second)
+    half = _worst(trained, outside) / 2
+    why = "half of what leaving the scope changes in training"
+    parts = [
+        part("outputs", _worst(kept, trained), max(half, ROUNDING), f"{why}; one rounding to bf16 at least"),
+        part("inputs", _differ([*first, *second], given), 0.0, "an evaluation writes into no tensor that it takes"),
+        part("earlier-outputs", _differ(outputs, kept), 0.0, "nor into one that it gave before"),
+    ]
+    if enter is not nullcontext:
+        parts.append(part("low-precision-ran", _worst(kept, outside), half, why, at_least=True))
+    return check_of(f"{name}.eval", *parts)
+
+
+def _differ(seen: list[Any], wanted: list[Any]) -> int:
+    """How many tensors have other bits than they should."""
+    return sum(not torch.equal(*pair) for pair in zip(_tensors_of(seen), _tensors_of(wanted), strict=True))
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -203,7 +260,6 @@ def bytes_kept(device: str, call: Callable[[], Any]) -> float:
         call: forward and backward of new inputs; what it gives is dropped.
     """
     held = []
-    was_frozen = gc.get_freeze_count()
     gc.freeze()  # the collector looks at nothing that was there before: it would take it longer than all the calls
     try:
         for number in range(WARM_UP + CALLS):
@@ -211,8 +267,7 @@ def bytes_kept(device: str, call: Callable[[], Any]) -> float:
             if number >= WARM_UP - 1:
                 held.append(_living_bytes(device))
     finally:
-        if not was_frozen:
-            gc.unfreeze()
+        gc.unfreeze()
     return max(0.0, min(after - before for before, after in pairwise(held)))
 
 

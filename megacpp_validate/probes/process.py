@@ -261,7 +261,7 @@ def _new_stopwatch(bench: Bench, run: _Run, torch: Any) -> Stopwatch | None:
 
     try:
         stopwatch = speeds.Stopwatch(bench)
-        _work(lambda _: speeds.speed_of(order.probe)(stopwatch), bench, torch)
+        _work(lambda _: speeds.add_uses(stopwatch), bench, torch)
         return stopwatch
     except Exception as fault:  # the receipt is earned already: this is a check that failed
         bench.check("speed.ran", False, f"{type(fault).__name__}: {fault}"[:2000])

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..native import sparse_attention as sparse
-from .attention import HEADS, run_case
+from .attention import HEADS, options_of, run_case
 from .bench import DTYPES, Bench
 from .bounds import Roundings, part, relative_error
 from .observe import ROUNDING
@@ -53,14 +53,11 @@ def probe(bench: Bench) -> None:
 # --- DSA --------------------------------------------------------------------------------------------------------------
 
 
-def _documents(bench: Bench) -> Any:
-    return bench.randint(2, BATCH, LENGTHS[bench.device]).cumsum(-1) // 5  # runs of about ten tokens
-
-
 def _check_sampled(bench: Bench, dtype: str, top_k: int, *, packed: bool) -> None:
     """Which tokens are picked, and the attention over them through the wrapper, which refuses them to vendors."""
     length, window = LENGTHS[bench.device], min(WINDOW, top_k)
-    scores, options = bench.randn(BATCH, length, length), {"doc_ids": _documents(bench)} if packed else {}
+    scores, case = bench.randn(BATCH, length, length), Case("", options=("doc_ids",) if packed else ())
+    options = options_of(bench, case, BATCH, length)
     indices = sparse.pick_tokens(scores, top_k, window=window, **options)
     chosen, seen, near = (
         visible(BATCH, 1, length, device=bench.device, **options, **more)[:, 0]
@@ -81,10 +78,6 @@ def _check_picks(
     right = (chosen.sum(-1) == seen.sum(-1).clamp(max=top_k)) & (most <= least + slack)
     right &= ~((near & ~chosen) | (chosen & ~seen)).any(-1)
     bench.check(name, right.all(), f"{int(right.sum())} of {right.numel()} queries have the right ones")
-
-
-def _new_block(bench: Bench, dtype: Any, heads: int) -> Any:
-    return bench.filled(sparse.SampledBlock(heads, **NUMBERS, dtype=dtype, device=bench.device), dtype)
 
 
 def _check_closed(bench: Bench) -> None:
@@ -116,7 +109,8 @@ class _Pair(nn.Module):
 
     def __init__(self, bench: Bench) -> None:
         super().__init__()
-        self.first, self.second = (_new_block(bench, torch.bfloat16, heads) for heads in (4, 0))
+        made = {**NUMBERS, "dtype": torch.bfloat16, "device": bench.device}
+        self.first, self.second = (bench.filled(sparse.SampledBlock(heads, **made), torch.bfloat16) for heads in (4, 0))
 
     def forward(self, rows: Any, indices: Any) -> tuple[Any, Any]:
         out, _, loss = self.first(rows)

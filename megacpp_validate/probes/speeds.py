@@ -159,7 +159,6 @@ class Stopwatch:
 
     def run(self) -> tuple[Timing, ...]:
         """Time every use that ran; call it while nothing else uses the device."""
-        was_on = gc.isenabled()
         gc.collect()
         gc.disable()  # the garbage collector may not choose whose use takes longer
         try:
@@ -170,8 +169,7 @@ class Stopwatch:
                         step(timed)
                         self._timed.append(timed)
         finally:
-            if was_on:
-                gc.enable()
+            gc.enable()
         for timed in self._timed:
             self.bench.check(f"speed.{timed.name}.ran", True, f"{ROUNDS} rounds were timed")
         return tuple(map(self._row, self._timed))
@@ -310,18 +308,14 @@ SPEEDS: Final = {
 }
 
 
-def speed_of(probe: str) -> Callable[[Stopwatch], None]:
-    """What adds the uses of a module, one of `order.TIMED`, to a stopwatch."""
-    return partial(_time, SPEEDS[probe])
-
-
-def _time(row: Row, stopwatch: Stopwatch) -> None:
-    """Every use of a module, in bf16 and in the target's production recipe where Transformer Engine is requested.
+def add_uses(stopwatch: Stopwatch) -> None:
+    """Every use of a module of `order.TIMED`, in bf16 and, by Transformer Engine, in the target's production recipe.
 
     Transformer Engine forgets the layers of before: under delayed scaling it goes through all that it has ever seen
     each time a scope is left, so that a module's time would depend on what was judged before it was timed.
     """
     bench, precisions = stopwatch.bench, dict[str, Enter](bf16=nullcontext)
+    row = SPEEDS[bench.order.probe]
     if row.recipes and bench.wants_te and (recipe := bench.order.target.production_recipe):
         bench.bridge("fp8_scope").reset_te_state()
         precisions[f"fp8.{recipe}"] = bench.low_precision()

@@ -197,6 +197,9 @@ class Tried(NamedTuple):
 
 def try_case(bench: Bench, trial: Trial) -> Tried:
     """Run one case, record what ran it, and hold the output and every gradient to the formula."""
+    # Copies: a layer that overwrites its input or its parameters must not change what it is held to.
+    kept = {name: _copied(one.detach(), None) for name, one in (trial.operands or trial.leaves).items()}
+    trial = replace(trial, operands=kept)
     if trial.recipe is not None:
         trial = replace(trial, enter=bench.low_precision(trial.recipe), steps=steps_of(trial.recipe))
     if trial.gradient is None:
@@ -218,7 +221,7 @@ def try_case(bench: Bench, trial: Trial) -> Tried:
 
 
 def _compare(bench: Bench, trial: Trial, seen: dict[str, Any], *, plainly: bool) -> Tried:
-    operands, native = trial.operands or trial.leaves, None
+    operands, native = trial.operands, None
     wanted, scales = trial.exact, trial.scales
     if wanted is None:
         wanted, spread = reference_pass(trial.formula, operands, trial.gradient, trial.spread)

@@ -265,6 +265,20 @@ def keep_output(call: Call, _: Mutant, trace: Trace) -> Any:
     return given
 
 
+def overwrite(call: Call, mutant: Mutant, trace: Trace) -> Any:
+    """Double an argument or parameter in place; without a name, write each output into the first one of its shape."""
+    out, name = call.run(), str(mutant.parameters.get("name", ""))
+    kept = [one for one in trace.kept if one.shape == out.shape]
+    places = [call.arguments.get(name, call.parameter(name))] if name else kept
+    if not places:
+        trace.kept.append(out)
+        return out
+    after = places[0] * 2 if name else out
+    trace.note(places[0], after)
+    places[0].data.copy_(after)
+    return out if name else places[0]
+
+
 _OF_TENSORS: Final = (
     Fault.ZEROS, Fault.HALF_ZEROS, Fault.SCALED, Fault.NEGATED, Fault.SHUFFLED, Fault.NAN,
 )  # fmt: skip
@@ -279,4 +293,5 @@ FAULTS: Final[dict[Fault, Callable[[Call, Mutant, Trace], Any]]] = {
     Fault.ANSWERS: answer_always,
     Fault.SKIPPED: skip,
     Fault.OUTPUT_KEPT: keep_output,
+    Fault.OVERWRITTEN: overwrite,
 }

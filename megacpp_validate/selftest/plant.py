@@ -12,6 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from ..bridge import features, recipes
 from ..bridge import imports as te
 from ..bridge.recipes import TargetRecipes
@@ -93,10 +95,11 @@ def _make_faulty(target: Any, mutant: Mutant, trace: Trace) -> Any:
         trace.reached = 1
         return _without_row(target, mutant.parameters["name"])
     fault = FAULTS[mutant.fault]
-    calls, every = count(1), int(mutant.parameters.get("every", 1))
+    calls, every, when = count(1), int(mutant.parameters.get("every", 1)), mutant.parameters.get("when")
 
     def around(call: Call) -> Any:
-        return call.run() if next(calls) % every else fault(call, mutant, trace)
+        spared = when == "eval" and torch.is_grad_enabled()
+        return call.run() if spared or next(calls) % every else fault(call, mutant, trace)
 
     # A class that is looked up by its module must not pass for the vendor's.
     module = __name__ if mutant.fault is Fault.NATIVE_INSTEAD else ""

@@ -36,16 +36,17 @@ def off() -> Iterator[None]:
 def test_clean_on_the_native_path(off: None) -> None:
     probe.probe(bench := new_bench("imports"))
     assert failed(bench) == set()
-    (scope,) = bench.backends
-    assert (scope.requested, scope.claimed, scope.observed) == ("none", "none", ("native",))
-    assert "no low-precision recipe" in scope.reasons[0]
+    assert [scope.path for scope in bench.backends] == ["scope.production", "scope.eval"]
+    for scope in bench.backends:
+        assert (scope.requested, scope.claimed, scope.observed) == ("none", "none", ("native",))
+        assert "no low-precision recipe" in scope.reasons[0]
 
 
 def test_clean_on_the_double(te_double: None) -> None:
     probe.probe(bench := on_double())
     assert failed(bench) == set()
-    classes = {"production": "DelayedScaling", "delayed": "DelayedScaling", "current": "Float8CurrentScaling"}
-    scopes = {f"scope.{name}": (kind,) for name, kind in {**classes, "block": "Float8BlockScaling"}.items()}
+    scopes = {f"scope.{name}": ("DelayedScaling",) for name in ("production", "eval", "delayed")}
+    scopes |= {"scope.current": ("Float8CurrentScaling",), "scope.block": ("Float8BlockScaling",)}
     assert {row.path: row.observed for row in bench.backends} == {
         **scopes, **{f"fp8.{recipe}": ("te",) for recipe in RECIPES}
     }  # fmt: skip

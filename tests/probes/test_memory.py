@@ -1,17 +1,25 @@
-"""What calls leave behind: a rise with every call is seen, and what is made once is none."""
+"""What calls leave behind: a rise with every call is seen, and what is made once is none. And evaluations."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.probes.observe import CALLS, WARM_UP, bytes_kept, check_memory, check_steady, use_of  # noqa: E402
+from megacpp_validate.probes.observe import (  # noqa: E402
+    CALLS,
+    WARM_UP,
+    bytes_kept,
+    check_eval,
+    check_memory,
+    check_steady,
+    use_of,
+)
 
 CALLS_IN_ALL = WARM_UP + CALLS
 Keeps = Callable[[Any, Any], None]
@@ -122,3 +130,53 @@ def test_a_layer_that_changes_with_its_uses_is_seen(fault: str) -> None:
     assert [one.name for one in check.parts if not one.passed] == [part]
     quiet = use_of(Layer(lambda rows, out: None), (torch.ones(4, 8),), nullcontext, {})
     assert check_steady("bf16", quiet, draws=False).passed
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+low: list[bool] = []
+
+
+@contextmanager
+def low_precision() -> Iterator[None]:
+    low.append(True)
+    yield
+    low.pop()
+
+
+class Evaluated(torch.nn.Module):
+    """A product, rounded to FP8 in the scope, with a fault without gradients: in where, of what it computes, after."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(8, 8, generator=torch.Generator().manual_seed(0)))
+        self.fault, self.buffer = fault, torch.empty(4, 8)
+
+    def forward(self, rows: Any) -> Any:
+        fault = "" if torch.is_grad_enabled() else self.fault
+        weight = self.weight
+        if low and fault != "high":
+            weight = weight + (weight.to(torch.float8_e4m3fn).float() - weight).detach()
+        out = rows @ weight * (1.01 if fault == "scaled" else 1.5 if fault == "far" else 1.0)
+        if fault == "input":
+            rows.mul_(2)
+        return self.buffer.copy_(out) if fault == "buffer" else out
+
+
+@pytest.mark.parametrize(
+    ("fault", "plain", "in_scope"),
+    [
+        ("", [], []),
+        ("input", ["inputs"], ["inputs"]),
+        ("buffer", ["earlier-outputs"], ["earlier-outputs"]),
+        ("scaled", ["outputs"], []),  # less than what another rounding to FP8 may change
+        ("far", ["outputs"], ["outputs"]),
+        ("high", [], ["outputs", "low-precision-ran"]),
+    ],
+)
+def test_an_evaluation_that_differs_from_training_is_seen(fault: str, plain: list[str], in_scope: list[str]) -> None:
+    rows = (torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),)
+    for enter, wanted in ((nullcontext, plain), (low_precision, in_scope)):
+        layer = Evaluated(fault)
+        check = check_eval("fp8", layer, rows, enter, {})
+        assert [one.name for one in check.parts if not one.passed] == wanted

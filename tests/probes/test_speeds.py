@@ -81,7 +81,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setitem(sys.modules, f"{process.PROBES}.fake", made)
         monkeypatch.setitem(sys.modules, f"{process.BRIDGE}.fake", types.ModuleType("fake"))
         if speed is not None:
-            monkeypatch.setattr(speeds, "speed_of", lambda _: speed)
+            monkeypatch.setattr(speeds, "add_uses", speed)
             monkeypatch.setattr(process, "TIMED", frozenset({"fake"}))
 
     return put

@@ -73,11 +73,6 @@ class _Model(torch.nn.Module):
         return found
 
 
-def _is_bf16(place: str) -> bool:
-    """What the zones of this model are, told anew: the bridge's own answer is what is looked at."""
-    return place in HEADS or int(place.removeprefix("layer")) in (*range(FIRST), *range(LAYERS - LAST, LAYERS))
-
-
 # --- where low precision ran ------------------------------------------------------------------------------
 
 
@@ -90,7 +85,8 @@ def _check_places(bench: Bench, model: _Model, enter: Enter, recipe: str) -> Non
             outs = model.run(bench, rows.requires_grad_(), enter)
             torch.autograd.backward(outs, gradients)
     for place, held in model.places().items():
-        if _is_bf16(place):
+        # The zones of this model, derived anew: the bridge's own answer is what is looked at.
+        if place in HEADS or int(place.removeprefix("layer")) in (*range(FIRST), *range(LAYERS - LAST, LAYERS)):
             changed = [f"{name}: {part}" for name in held for part in _changed_outside(watched[name])]
             bench.check(f"{place}.in-bf16", not changed, f"other bits outside of every scope: {changed[:1] or 'none'}")
         else:
