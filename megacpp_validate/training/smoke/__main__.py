@@ -33,8 +33,7 @@ def main() -> int:
     except (TrainingError, BridgeError, OSError, LookupError, TypeError, ValueError) as fault:
         end = RunEnd("refused", (), str(fault), (), 0.0)
     receipts = [receipt for _, receipt in sorted(end.receipts.items())]
-    said = {"ending": end.ending, "culprits": list(end.culprits), "words": end.words, "seconds": end.seconds}
-    sys.stdout.write(json.dumps({**said, "ranks": receipts}) + "\n")
+    sys.stdout.write(json.dumps({**vars(end), "ranks": receipts}) + "\n")
     return {"done": 0, "refused": 2}.get(end.ending, 1)
 
 
