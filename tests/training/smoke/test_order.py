@@ -74,7 +74,7 @@ def test_an_order_is_read_as_it_was_written(tmp_path: Path) -> None:
         ('{"folder": "run", "size": "huge"}', "unknown size"),
         (
             '{"folder": "run", "features": {"preset": "routers"}}',
-            "'routers' was rolled back. Measured: 8.8% of the tokens",
+            "'routers' was rolled back. Next step: `megacpp-validate fp8-policy --preset routers`",
         ),
         ('{"limit_s": "long"}', "float"),
     ],
