@@ -240,24 +240,18 @@ def build_mlp(
 def build_mamba_mixer(
     hidden: int,
     *,
-    state: int,
-    head_dim: int,
-    expand: int = 2,
-    groups: int = 1,
-    conv: int = 4,
-    chunk: int = 64,
-    eps: float = 1e-5,
     dtype: Any,
     device: Any,
     features: Features = PRODUCTION,
     recipe: RecipeName | None = None,
+    **more: Any,
 ) -> Any:
     """The native Mamba-2 mixer with norm and in-projection as one layer of TE: [B, T, hidden] -> [B, T, hidden].
 
     Names and initial values of the parameters are those of the native mixer; `choice` says what the in-projection is.
 
     Args:
-        hidden, state, head_dim, expand, groups, conv, chunk, eps: as `native.mamba.Mamba2Mixer` takes them.
+        hidden, more: as `native.mamba.Mamba2Mixer` takes them.
         dtype, device: of the parameters.
         features: what may take Transformer Engine.
         recipe: the low precision that it is to run in, if any: then the width of the in-projection must fit its GEMM,
@@ -269,43 +263,27 @@ def build_mamba_mixer(
             is negative or not finite, or a size below 1.
         WrongDtype: a dtype that TE, which is to be used, does not take.
     """
-    mixer = Mamba2Mixer(
-        hidden, state=state, head_dim=head_dim, expand=expand, groups=groups, conv=conv, chunk=chunk, eps=eps,
-        dtype=dtype, device=device,
-    )  # fmt: skip
+    mixer = Mamba2Mixer(hidden, dtype=dtype, device=device, **more)
     mixer.in_projection = _project(mixer.in_projection, features, recipe)
     return _with_choice(mixer, mixer.in_projection.choice)
 
 
 def build_mamba_in_projection(
-    hidden: int,
-    layout: Layout,
-    *,
-    state: int,
-    head_dim: int,
-    expand: int = 2,
-    groups: int = 1,
-    mimo_rank: int = 1,
-    eps: float = 1e-5,
-    dtype: Any,
-    device: Any,
-    features: Features = PRODUCTION,
-    recipe: RecipeName | None = None,
-) -> Any:
+    hidden: int, layout: Layout, *, expand: int = 2, eps: float = 1e-5, dtype: Any, device: Any,
+    features: Features = PRODUCTION, recipe: RecipeName | None = None, **sizes: int,
+) -> Any:  # fmt: skip
     """RMSNorm and the fused in-projection of a Mamba-2 or Mamba-3 mixer: [..., hidden] -> [..., sum of `rows`].
 
     `choice` says which it is, and `rows` what its output is split into: name -> width, in order.
 
     Args:
-        layout, state, head_dim, groups, mimo_rank: as `native.mamba.in_projection_rows` takes them.
+        layout, sizes: as `native.mamba.in_projection_rows` takes them, but for the inner width, expand * hidden.
         hidden, expand, eps, dtype, device, features, recipe: as `build_mamba_mixer` takes them.
 
     Raises:
         UnknownName, ValueError, WrongDtype: as `build_mamba_mixer`.
     """
-    rows = in_projection_rows(
-        layout, inner=expand * hidden, head_dim=head_dim, state=state, groups=groups, mimo_rank=mimo_rank
-    )
+    rows = in_projection_rows(layout, inner=expand * hidden, **sizes)
     plain = NormLinear(hidden, sum(rows.values()), eps=eps, dtype=dtype, device=device)
     layer = _project(plain, features, recipe)
     layer.rows = rows

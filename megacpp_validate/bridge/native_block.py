@@ -358,25 +358,16 @@ class NativeBlock(nn.Module):
         self.te: TeBlock | None = None
         self.native: ABlock | None = None
         tolerate_extra_state(self)
-        plain = partial(
-            ABlock, hidden, ffn_hidden, num_heads, head_dim, num_gqa_groups, activation=activation, eps=eps, dtype=dtype
-        )
+        made: dict[str, Any] = {"activation": activation, "eps": eps, "dtype": dtype}
+        plain = partial(ABlock, hidden, ffn_hidden, num_heads, head_dim, num_gqa_groups, **made)
         self._why_plain = why_not_te_block(features, dtype, device)
         if self._why_plain is not None:
             if (lacking := self._why_not_native()) is not None:
                 raise NoBackend(f"no native_block can be made. te: {self._why_plain.reason}; native: {lacking.reason}")
             self.native = plain(device=device)
             return
-        self.te = TeBlock(
-            whole,
-            activation=activation,
-            eps=eps,
-            dtype=dtype,
-            device=device,
-            tp_size=tp_size,
-            tp_group=tp_group,
-            sequence_parallel=self.sequence_parallel,
-        )
+        split = {"tp_size": tp_size, "tp_group": tp_group, "sequence_parallel": self.sequence_parallel}
+        self.te = TeBlock(whole, device=device, **made, **split)
         # On meta: only its forward pass is used. In a tuple, so that its parameters are not registered here.
         self._plain = (plain(device="meta"),)
 

@@ -199,16 +199,8 @@ class MambaLayer(Layer):
 
     def __init__(self, size: Size, build: Build) -> None:
         super().__init__()
-        self.mixer = build_mamba_mixer(
-            size.hidden,
-            state=size.mamba_state,
-            head_dim=size.mamba_head_dim,
-            chunk=size.chunk,
-            eps=size.eps,
-            features=build.features,
-            recipe=build.recipe,
-            **build.made,
-        )
+        numbers = {**size.mixer, **build.made}
+        self.mixer = build_mamba_mixer(size.hidden, features=build.features, recipe=build.recipe, **numbers)
         self._choices = {"in_projection": self.mixer.choice}
         if build.forms.compiled_scan:
             self.mixer.scan, self._choices["scan"] = compiled_scan(build.device)

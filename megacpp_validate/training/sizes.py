@@ -149,6 +149,11 @@ class Size:
         names = ("hidden", "ffn_hidden", "num_heads", "head_dim", "num_gqa_groups", "eps")
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def mixer(self) -> dict[str, Any]:
+        """The numbers of the mixer of an M-block beside its width, by the names that its classes give them."""
+        return {"state": self.mamba_state, "head_dim": self.mamba_head_dim, "chunk": self.chunk, "eps": self.eps}
+
     @cached_property
     def zones(self) -> Zones:
         """Which layers stay in BF16."""

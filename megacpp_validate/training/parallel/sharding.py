@@ -341,14 +341,7 @@ class SplitMambaMixer(Mamba2Mixer):
     """
 
     def __init__(self, size: Size, build: Build, share: Mapping[str, Any]) -> None:
-        super().__init__(
-            size.hidden // build.spread.plan.tensor_parallel,
-            state=size.mamba_state,
-            head_dim=size.mamba_head_dim,
-            chunk=size.chunk,
-            eps=size.eps,
-            device="meta",
-        )
+        super().__init__(size.hidden // build.spread.plan.tensor_parallel, **size.mixer, device="meta")
         self.group, self.hidden = build.spread.tensor_group, size.hidden
         del self.in_projection
         self.norm = RMSNorm(size.hidden, eps=size.eps, **build.made)
