@@ -1,4 +1,4 @@
-"""Seconds of the cpu image: a cold build, a build after one changed Python file, and `doctor` in a container.
+"""Seconds of the cpu image: a cold build, one after a changed Python file, `doctor` in a container, `lock --check`.
 
 Needs an engine and a base: `eval "$(containers/docker_engine up)"`. Writes docs/benchmarks/images.md and .json.
 """
@@ -11,6 +11,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -87,7 +88,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="megacpp-images-") as name:
         root = copy_checkout(Path(name))
         rows = {
-            "cold build, nothing from the cache": measure(lambda: build(engine, root, asked.base, fresh=True), 1, 180)
+            "cold build, nothing from the cache": measure(lambda: build(engine, root, asked.base, fresh=True), 1, 90)
         }
         numbers = iter(range(asked.times))
 
@@ -95,9 +96,13 @@ def main() -> None:
             change(root, next(numbers))
             build(engine, root, asked.base, fresh=False)
 
-        rows["build after one changed Python file"] = measure(build_after_a_change, asked.times, 15)
+        rows["build after one changed Python file"] = measure(build_after_a_change, asked.times, 3)
         image = build(engine, root, asked.base, fresh=False)
     rows["doctor in a container"] = measure(lambda: run(engine, image, "doctor"), asked.times, 3)
+    check = [sys.executable, "-m", "megacpp_validate.cli", "lock", "--check"]
+    rows["`lock --check`"] = measure(
+        lambda: subprocess.run(check, cwd=ROOT, check=True, capture_output=True), asked.times, 10
+    )
     rows["list of sessions in a container"] = measure(lambda: run(engine, image), asked.times, 1)
     call([engine.docker, "image", "rm", "--force", image], engine.variables)
     text = render_table(engine, rows)

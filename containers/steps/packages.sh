@@ -17,8 +17,13 @@ for address in $LINKS; do found_at+=(--find-links "$address"); done
 lent=(/wheels/*.whl)
 if ((${#lent[@]} && ${#found_at[@]})); then
   # What the host lends may be all that there is: its links may lead where nothing answers, which pip waits for.
-  install 2>/tmp/without-links.txt || install "${found_at[@]}"
-  rm -f /tmp/without-links.txt
+  said=$(mktemp)
+  if ! install 2>"$said"; then
+    grep -q 'No matching distribution found' "$said" || refuse "pip failed: $(tail -n 8 "$said")" \
+      "a file with another hash, or a full disk" "make the lock again with nox -s lock, or make room"
+    install "${found_at[@]}"
+  fi
+  rm -f "$said"
 else
   install "${found_at[@]}"
 fi

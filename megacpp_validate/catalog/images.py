@@ -117,8 +117,8 @@ class Image(Row):
 
     @property
     def te(self) -> str:
-        """Release of Transformer Engine that is asked for; empty where none is."""
-        return self.pinned.get("transformer-engine", "")
+        """Release of Transformer Engine whose torch extension it compiles; empty without one."""
+        return self.pinned.get("transformer-engine-torch", "")
 
     @property
     def pinned(self) -> dict[str, str]:
@@ -132,10 +132,15 @@ class Image(Row):
         return {str(name): version for name, version in found.items()}
 
     def with_release(self, te: str) -> Image:
-        """The same image with another release of Transformer Engine, and a lock of its own."""
+        """The same image with another release of Transformer Engine, and a lock for that release.
+
+        An image without a GPU gets the release's Python package, which cannot be loaded there.
+        """
         if te == self.te:
             return self
-        requirements = [text.replace(f"=={self.te}", f"=={te}") for text in self.requirements]
+        requirements = [*self.requirements, f"transformer-engine=={te}"]
+        if self.te:
+            requirements = [text.replace(f"=={self.te}", f"=={te}") for text in self.requirements]
         lock = f"{self.lock.removesuffix('.txt')}-te{te}.txt"
         return self.model_copy(update={"requirements": requirements, "lock": lock})
 

@@ -25,9 +25,11 @@ from .plan import ImagePlan, ImageRows, describe_target, name_image
 _BUILD_S: Final = 6 * 3600.0  # FlashAttention 3 takes an hour on 64 cores
 _CERTIFICATES: Final = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
-# What an engine prints (seen: 26.1, 28.5) where the same build may go well another time.
+# What an engine prints (seen: 26.1, 28.5) where the same build may go well another time; "Unavailable": it was killed.
 _INFRASTRUCTURE: Final = re.compile(
-    r"no space left on device|disk quota exceeded|failed to push|parent snapshot \S+ does not exist|dial tcp", re.I
+    r"no space left on device|disk quota exceeded|failed to push|parent snapshot \S+ does not exist|dial tcp|"
+    r"code = Unavailable",
+    re.I,
 )
 
 
@@ -211,13 +213,15 @@ def bake(
 
 
 def explain_build(plan: ImagePlan, name: str, lines: Sequence[str], log: Path) -> ToolError:
-    """The end of what a client printed, as an error: of infrastructure where the same build may succeed later."""
-    said = " ".join(line.strip() for line in lines[-12:])
+    """What a client printed last, as an error: of infrastructure where the same build may succeed later."""
+    # An engine quotes the recipe between what a step printed and its own last line.
+    quote = next((number for number, line in enumerate(lines) if line.startswith("Dockerfile:")), len(lines))
+    said = " ".join(line.strip() for line in (*lines[:quote][-11:], *lines[quote:][-1:]))
     kind = InfrastructureFailed if _INFRASTRUCTURE.search(said) else NoEnvironment
     return kind(
         f"the build of {plan.target} on {plan.pulled} failed, and {name} is not set: {said[-900:]}. Likely cause: a "
-        f"step failed, a registry does not give the pinned base, or a disk is full. Next step: read the log, {log}; "
-        "`docker login`, MEGACPP_REGISTRY_MIRROR and `docker buildx prune` help with the latter two."
+        "step failed, a registry does not give the pinned base, a disk is full, or the engine ended. Next step: read "
+        f"the log, {log}; `docker login`, MEGACPP_REGISTRY_MIRROR and `docker buildx prune` may help."
     )
 
 

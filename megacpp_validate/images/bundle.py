@@ -10,7 +10,6 @@ import os
 import shutil
 import tarfile
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ class BundleResult(Result):
         sizes: file or folder at the top of the bundle -> bytes.
     """
 
-    schema_id: Literal["megacpp-validate/bundle-written/3"] = "megacpp-validate/bundle-written/3"
+    schema_id: Literal["megacpp-validate/bundle-written/4"] = "megacpp-validate/bundle-written/4"
     target: str
     folder: str
     id: str
@@ -53,7 +52,6 @@ class BundleResult(Result):
     signed_by: str
     sizes: dict[str, int]
     absent: dict[str, str]
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str]
         NoEnvironment: cosign is missing.
         OSError: the disk is full; nothing is left.
     """
-    started, out = time.monotonic(), options.out
+    out = options.out
     image = rows.find([options.target])[0]
     files, absent = _gather(rows, options, image)
     with writing_to(out.parent, "the bundle", "--out"):
@@ -99,7 +97,6 @@ def write_bundle(rows: ImageRows, options: BundleOptions, report: Callable[[str]
     return BundleResult(
         target=options.target, folder=str(out), id=hash_file(out / SUMS), image=options.image or "",
         signed_by=str(options.sign_key or ""), absent=absent, sizes=dict(sizes),
-        seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,7 +63,6 @@ class FitResult(Result):
     """Whether several stacks fit."""
 
     stacks: tuple[StackFit, ...]
-    seconds: float = 0.0
 
     @property
     def exit(self) -> Exit:
@@ -93,7 +91,7 @@ class ImageRows:
 
     @cached_property
     def images(self) -> Images:
-        """The rows of images.toml, checked against the targets; with `te`, images that have Transformer Engine.
+        """The rows of images.toml, checked against the targets; with `te`, of images with that release.
 
         Raises:
             UnknownTarget: no row says how that release is compiled.
@@ -102,7 +100,7 @@ class ImageRows:
         if not self.te:
             return images
         choose_names("compiled release", [row.version for row in images.compiled], [self.te])
-        return images.model_copy(update={"image": [row.with_release(self.te) for row in images.image if row.te]})
+        return images.model_copy(update={"image": [row.with_release(self.te) for row in images.image]})
 
     @cached_property
     def needs(self) -> Needs:
@@ -239,7 +237,6 @@ def run_fits(rows: ImageRows, te: str | None, parts: Iterable[str], target: str)
     Raises:
         ImageRefused: a word, a target or a lock is wrong.
     """
-    started = time.monotonic()
     choose_names("target", [row.id for row in rows.catalog.targets], [target] if target else [])
     if te is not None:  # an empty one, of a variable without a value, is no question about the images
         stack = require_known(stack_of_words(te, parts, rows.needs, target), rows.needs, rows.images.range)
@@ -247,7 +244,7 @@ def run_fits(rows: ImageRows, te: str | None, parts: Iterable[str], target: str)
     else:
         chosen = [image for image in rows.images.image if image.te and target in ("", image.target)]
         found = [rows.judge(image, read_image_lock(rows.root / image.lock)) for image in chosen]
-    return FitResult(stacks=tuple(found), seconds=round(time.monotonic() - started, 3))
+    return FitResult(stacks=tuple(found))
 
 
 def stack_of_image(images: Images, image: Image, lock: ImageLock, own_base: str = "") -> Stack:

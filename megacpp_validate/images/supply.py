@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -51,12 +50,11 @@ class ImageVerdict(Result):
         checks: in the order in which they depend on each other.
     """
 
-    schema_id: Literal["megacpp-validate/image-verify/3"] = "megacpp-validate/image-verify/3"
+    schema_id: Literal["megacpp-validate/image-verify/4"] = "megacpp-validate/image-verify/4"
     image: str
     target: str
     key: str
     checks: tuple[ImageCheck, ...]
-    seconds: float
 
     @property
     def exit(self) -> Exit:
@@ -191,7 +189,7 @@ def verify_image(
         RegistryUnreachable: the registry does not answer.
         ImageRefused: an argument is wrong.
     """
-    started, labelled = time.monotonic(), ""
+    labelled = ""
     shown = tools.locate_image(image, rows.variables)
     rows.find([target] if target else [])
     if key:
@@ -206,10 +204,7 @@ def verify_image(
         ]
     except (tools.RegistryLies, tools.ImageRefused) as fault:
         checks = [_check("digest", str(fault), "", _REBUILD)]
-    return ImageVerdict(
-        image=shown, target=labelled, key=str(key or ""), checks=tuple(checks),
-        seconds=round(time.monotonic() - started, 2),
-    )  # fmt: skip
+    return ImageVerdict(image=shown, target=labelled, key=str(key or ""), checks=tuple(checks))
 
 
 def _check(name: str, why: str, passed: str, step: str, *, ran: bool = True) -> ImageCheck:

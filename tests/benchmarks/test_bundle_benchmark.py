@@ -19,5 +19,5 @@ def test_the_sample_is_restored_and_every_competitor_has_its_seconds(
     bundle.write_sample(tmp_path / "bundle")
     found = bundle.measure(tmp_path / "bundle", 1)
     assert {state: [len(values) for values in runs.values()] for state, runs in found.items()} == {
-        "cold": [1, 1], "warm": [1, 1],
+        "cold": [1, 1, 1], "warm": [1, 1, 1],
     }  # fmt: skip

@@ -90,6 +90,7 @@ def write_shelf(shelf: Path) -> Path:
     write_wheel(shelf, "leaf", "1.0")
     write_wheel(shelf, "top", "1.0", "torch>=2.12", "numpy>=1", "nvidia-cublas", "leaf")
     write_wheel(shelf, "old", "2.0")
+    write_wheel(shelf, "transformer-engine-torch", "2.14.1")
     for release in (*RELEASES, "2.14.1"):
         write_wheel(shelf, "transformer-engine", release)
     for provided in ("torch", "numpy", "nvidia-cublas"):

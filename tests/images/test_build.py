@@ -42,12 +42,15 @@ def plan() -> ImagePlan:
         ("failed to copy: write /d/ingest/data: no space left on device", Exit.INFRASTRUCTURE),
         ('failed to do request: Head "https://h/v2/": dial tcp: lookup h: no such host', Exit.INFRASTRUCTURE),
         ("failed to resolve source metadata for 127.0.0.1:5000/base@sha256:0000: not found", Exit.NO_ENVIRONMENT),
+        ("ERROR: failed to receive status: rpc error: code = Unavailable desc = EOF", Exit.INFRASTRUCTURE),
         ("2.345 ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", Exit.NO_ENVIRONMENT),
     ],
 )
 def test_the_end_of_a_failed_build_is_shown(plan: ImagePlan, line: str, code: Exit) -> None:
-    fault = explain_build(plan, NAME, ["#1 [internal] load", line], Path("cpu.log"))
+    quote = ["Dockerfile:40", *["  40 | >>> RUN bash /steps/packages.sh"] * 12, "ERROR: failed to solve"]
+    fault = explain_build(plan, NAME, ["#1 [internal] load", line, *quote], Path("cpu.log"))
     assert (line in str(fault), f"{NAME} is not set" in str(fault), fault.exit) == (True, True, code)
+    assert ">>>" not in str(fault), "the recipe hides what the step printed"
 
 
 def test_no_client_and_no_engine_say_how_to_get_one(tmp_path: Path) -> None:

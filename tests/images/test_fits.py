@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import os
+import subprocess
+import sys
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -170,6 +176,36 @@ def test_a_source_is_held_to_what_its_build_accepts(images: Images, judge: Judge
     known = {release: FITS if release in BUILT.get(commit, ()) else REFUSED for release in RELEASES}
     assert verdicts == (known if commit in BUILT else dict.fromkeys(RELEASES, UNKNOWN))
     assert "FLASH_ATTENTION_OFFLINE_BUILD=TRUE" in (STEPS / "flash_attention_3.sh").read_text()
+
+
+# A torch for the CPU has no CUDA_HOME, whatever the variable says.
+SET_UP = (
+    "import runpy, sys; from torch.utils import cpp_extension; cpp_extension.CUDA_HOME = sys.argv.pop(1); "
+    "runpy.run_path('setup.py', run_name='__main__')"
+)
+
+
+@pytest.mark.parametrize("commit", BUILT)
+def test_the_real_set_up_accepts_what_its_rows_say(images: Images, commit: str, tmp_path: Path) -> None:
+    """hopper/setup.py itself under each release: MEGACPP_FLASH_ATTENTION is a clone of the repository."""
+    clone = os.environ.get("MEGACPP_FLASH_ATTENTION") or pytest.skip("not-run: there is no clone of flash-attention")
+    archive = ["git", "-C", clone, "archive", commit, "README.md", "hopper"]
+    with tarfile.open(fileobj=io.BytesIO(subprocess.run(archive, check=True, capture_output=True).stdout)) as files:
+        files.extractall(tmp_path, filter="data")
+    (tmp_path / "bin").mkdir()
+    nvcc, built = tmp_path / "bin/nvcc", set()
+    source = next(row for row in images.source if row.id == "flash-attention-3")
+    own = {"FLASH_ATTENTION_OFFLINE_BUILD": "TRUE", **source.variables}
+    for release in RELEASES:
+        nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.0'\n")
+        nvcc.chmod(0o755)
+        words = [sys.executable, "-c", SET_UP, str(tmp_path), "--name"]
+        done = subprocess.run(
+            words, cwd=tmp_path / "hopper", env=os.environ | own, capture_output=True, text=True, check=False
+        )
+        built |= {release} if done.returncode == 0 else set()
+        assert not done.returncode or "backend/bin/nvcc" in done.stderr or release == "12.2", done.stderr
+    assert built == BUILT[commit]
 
 
 def test_every_source_says_what_its_build_accepts(images: Images) -> None:

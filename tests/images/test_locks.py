@@ -137,7 +137,7 @@ def test_a_digest_that_changed_under_its_tag(root: Path, run: Run, registry: Fak
 def test_a_stack_that_does_not_fit_is_not_written(root: Path, run: Run) -> None:
     file = root / "matrix" / "images.toml"
     rows = file.read_text().replace('["cublas", "13.6"]', '["cublas", "13.1"]')
-    file.write_text(rows.replace("requirements = [", 'requirements = ["transformer-engine==2.14.1", '))
+    file.write_text(rows.replace("requirements = [", 'requirements = ["transformer-engine-torch==2.14.1", '))
     lock(run, CLOSED)
     assert kept(root) == {}
 

@@ -34,12 +34,10 @@ def test_the_others(snapshot: SnapshotAssertion) -> None:
     lock = LockResult(tool="t", check=False, pins=(pin,), locks=(line,), written=("cpu.txt",))
     stacks = (ROWS.judge_stack(stack_of_words("2.14.1", ["cublas=13.1"], ROWS.needs)),)
     check = ImageCheck(name="signature", outcome=Outcome.FAIL, says="none", next_step="sign it")
-    verdict = ImageVerdict(
-        tool="t", image="r@sha256:1", target="cpu", key="", checks=(check,), seconds=1,
-    )  # fmt: skip
+    verdict = ImageVerdict(tool="t", image="r@sha256:1", target="cpu", key="", checks=(check,))
     bundle = BundleResult(
         tool="t", target="cpu", folder="out", id="1", image="", signed_by="", absent={"image": "none"},
-        sizes={"image.tar": 2_500_000}, seconds=1,
+        sizes={"image.tar": 2_500_000},
     )  # fmt: skip
     plan = read_plans("cpu")[0].model_copy(update={"lock_hash": "0" * 64})
     build = ImageBuild(
