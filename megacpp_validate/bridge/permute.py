@@ -447,16 +447,9 @@ def _not_movable(rows: Any, choice: Choice | None) -> WrongDtype:
 
 
 def padded_moe(
-    tokens: Any,
-    routing_map: Any,
-    probs: Any,
-    up_weight: Any,
-    down_weight: Any,
-    *,
-    capacity: int | None = None,
-    features: Features = PRODUCTION,
+    tokens: Any, routing_map: Any, probs: Any, up_weight: Any, down_weight: Any, *, features: Features = PRODUCTION
 ) -> Any:
-    """Each token through its experts, summed with their probabilities.
+    """Each token through its experts, in batches as high as the busiest expert has rows, summed with probabilities.
 
     Args:
         tokens: [T, D].
@@ -464,7 +457,6 @@ def padded_moe(
         probs: [T, E] float32 at least; values of tokens that are not routed are not used.
         up_weight: [E, 2F, D] in the dtype of the tokens, the gate first.
         down_weight: [E, D, F], likewise.
-        capacity: rows of each expert; later tokens are dropped. None takes the largest number of rows.
         features: whether Transformer Engine may permute.
 
     Returns:
@@ -474,8 +466,7 @@ def padded_moe(
         WrongShape, WrongDtype: see `Dispatch`.
     """
     counts = routing_map.sum(dim=0).tolist()  # the host waits here
-    height = capacity if capacity is not None else max(1, *counts)
-    dispatch = Dispatch(len(counts), capacity=height, features=features)
+    dispatch = Dispatch(len(counts), capacity=max(1, *counts), features=features)
     sent = dispatch.permute(tokens, None, routing_map, rows_per_expert=counts)
     with without_autocast(tokens):
         inner = activation(torch.bmm(sent.rows, up_weight.transpose(1, 2)), "swiglu")

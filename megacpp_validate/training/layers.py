@@ -250,25 +250,20 @@ class MlaLayer(Layer):
     def __init__(self, size: Size, build: Build) -> None:
         super().__init__()
         bridged = {"eps": size.eps, **build.bridged}
+        heads: dict[str, Any] = {"num_heads": size.num_heads, "head_dim": size.head_dim}
         self.eps = size.eps
         self.norm = build_norm(size.hidden, **bridged)
         self.ingress = LatentIngress(
             size.hidden,
-            num_heads=size.num_heads,
-            head_dim=size.head_dim,
             latent=size.kv_latent,
             rope_dim=size.rope_dim,
             fused=build.forms.fused_mla_ingress,
             latent_norm=build_norm(size.kv_latent, **bridged),
+            **heads,
             **build.made,
         )
-        self.attention = Attention(
-            num_heads=size.num_heads,
-            head_dim=size.head_dim,
-            num_gqa_groups=size.num_heads,
-            features=build.features,
-            device=build.device,
-        )
+        made = {"features": build.features, "device": build.device}
+        self.attention = Attention(num_gqa_groups=size.num_heads, **heads, **made)
         self.out = nn.Linear(size.num_heads * size.head_dim, size.hidden, bias=False, **build.made)
         nn.init.normal_(self.out.weight, std=INIT_STD)
         self.mlp = build_mlp(size.hidden, size.ffn_hidden, activation="swiglu", **bridged)
