@@ -28,7 +28,7 @@ _PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "proxy", "ti
 # What an engine prints (seen: 26.1, 28.5) where the same build may go well another time; "Unavailable": it was killed.
 _INFRASTRUCTURE: Final = re.compile(
     r"no space left on device|disk quota exceeded|failed to push|parent snapshot \S+ does not exist|dial tcp|"
-    r"code = Unavailable",
+    r"code = Unavailable|could not resolve host",
     re.I,
 )
 

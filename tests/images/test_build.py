@@ -42,6 +42,7 @@ def plan() -> ImagePlan:
         ("failed to copy: write /d/ingest/data: no space left on device", Exit.INFRASTRUCTURE),
         ('failed to do request: Head "https://h/v2/": dial tcp: lookup h: no such host', Exit.INFRASTRUCTURE),
         ("failed to resolve source metadata for 127.0.0.1:5000/base@sha256:0000: not found", Exit.NO_ENVIRONMENT),
+        ("fatal: unable to access 'https://h/x.git/': Could not resolve host: h", Exit.INFRASTRUCTURE),
         ("ERROR: failed to receive status: rpc error: code = Unavailable desc = EOF", Exit.INFRASTRUCTURE),
         ("2.345 ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", Exit.NO_ENVIRONMENT),
     ],

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -189,9 +187,8 @@ SET_UP = (
 def test_the_real_set_up_accepts_what_its_rows_say(images: Images, commit: str, tmp_path: Path) -> None:
     """hopper/setup.py itself under each release: MEGACPP_FLASH_ATTENTION is a clone of the repository."""
     clone = os.environ.get("MEGACPP_FLASH_ATTENTION") or pytest.skip("not-run: there is no clone of flash-attention")
-    archive = ["git", "-C", clone, "archive", commit, "README.md", "hopper"]
-    with tarfile.open(fileobj=io.BytesIO(subprocess.run(archive, check=True, capture_output=True).stdout)) as files:
-        files.extractall(tmp_path, filter="data")
+    unpack = f"git -C '{clone}' archive {commit} README.md hopper | tar -x -C '{tmp_path}'"
+    subprocess.run(["sh", "-c", unpack], check=True)
     (tmp_path / "bin").mkdir()
     nvcc, built = tmp_path / "bin/nvcc", set()
     source = next(row for row in images.source if row.id == "flash-attention-3")
@@ -221,6 +218,4 @@ def test_every_row_can_fail(images: Images, needs: Needs) -> None:
         inside = [row.allows(Version(text)) for text in texts]
         assert not all(inside), row.id
         assert any(inside) or row.needs == "<0", row.id
-        assert row.source
-        assert row.says
     assert not {row.id for row in images.range} & {row.id for row in needs.need}, "a need is there once"

@@ -111,13 +111,6 @@ def test_a_signed_image_is_verified_and_another_key_is_not(site: Site) -> None:
     assert site.verify("one") == site.verify("other") == {}  # a second signer takes nothing of the first away
 
 
-def test_an_unsigned_image_fails(site: Site) -> None:
-    plan = site.rows.plan("cpu", site.base)
-    image = site.bake("unsigned", plan.model_copy(update={"labels": {**plan.labels, "another": "image"}}))
-    verdict = verify_image(site.rows, image, site.root / "one.pub", base=site.base)
-    assert [one.name for one in verdict.checks if one.outcome is Outcome.FAIL] == ["signature", "sbom"]
-
-
 def test_a_build_that_fails_sets_no_tag(site: Site) -> None:
     file = site.root / "containers/Dockerfile"
     file.write_text(f"{RECIPE}COPY matrix/nowhere /\n")
