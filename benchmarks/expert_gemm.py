@@ -6,7 +6,8 @@
 Each path runs forward alone, and forward and backward to the gradients of rows and weights. Weights in FP8 are rounded
 in every call, or kept for the step. Rounds of all paths are interleaved and their order turned; figures are medians
 over rounds, gains are medians of the ratios within a round, against the bf16 path that is fastest for the shape. The
-device is held up until the host has launched what is timed. What a path raises is told in its row, and stops no other.
+device is held up until the host has launched what is timed. If a path raises, its row has the error, and the others
+run.
 """
 
 from __future__ import annotations

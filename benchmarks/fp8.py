@@ -6,7 +6,7 @@ A step is forward and backward with every cast in it. Rounds of all paths are in
 moves them all, and each round has an order of its own: what ran before a path decides how warm the card is. Figures are
 medians over rounds, ratios are medians of the ratios within a round. The device is held up until the host has launched
 what is timed, and has run as many steps just before. Needs torch with a CUDA device and Transformer Engine; runs in the
-host's own interpreter. What a path raises is told in its row, and stops no other. The expert GEMM has its own page.
+host's own interpreter. If a path raises, its row has the error, and the others run. The expert GEMM has its own page.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 A pass in FP8 is timed with weights that it rounds, once for its forward and all gradients, and with weights that an
 earlier pass of the same optimizer step rounded. Rounds of all paths are interleaved; figures are medians over rounds.
-What a layer raises is told in its row, and stops no other.
+If a layer raises, its row has the error, and the others run.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ def build_stage(engine: Engine, plan: ImagePlan, stage: str, sources: Path | Non
         )  # fmt: skip
         seconds = round(time.monotonic() - started, 1)
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    outcome = "built" if ended.code == 0 else "stopped by the limit" if seconds >= limit_s else "failed"
+    stopped = f"stopped by the limit of {limit_s:g} s"
+    outcome = "built" if ended.code == 0 else stopped if seconds >= limit_s else "failed"
     return {"stage": stage, "outcome": outcome, "seconds": seconds, "last": [] if outcome == "built" else lines[-12:]}
 
 
@@ -93,7 +94,7 @@ def write_page(data: dict[str, Any]) -> None:
         "<!-- written by benchmarks/image_stages.py -->",
         f"Stages of containers/Dockerfile for {data['target']}, {data['date']}, on the stand-in base "
         f"`{data['base']}` ([its recipe](../../containers/stand_in/Dockerfile)), lock `{data['lock_hash'][:12]}`, "
-        f"{os.cpu_count()} cores, a limit of {data['limit_s']:g} s for each. Stages after the compiled ones are built "
+        f"{os.cpu_count()} cores. Stages after the compiled ones are built "
         "without them. NVIDIA's own image was not used: no registry that has it can be reached.",
         "",
         "| stage | outcome | s | load before | where it ended |",
@@ -128,7 +129,7 @@ def main() -> None:
         load = round(os.getloadavg()[0], 2)
         rows[stage] = {**build_stage(engine, plan, stage, asked.sources, asked.limit), "load": load}
         print(json.dumps(rows[stage]), flush=True)
-        write_page({**head, "limit_s": asked.limit, "stages": [rows[name] for name in STAGES if name in rows]})
+        write_page({**head, "stages": [rows[name] for name in STAGES if name in rows]})
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ First every path's output and gradients are held against the layer written out i
 interleaved and their order turned; figures are medians over rounds, ratios are medians of the ratios within a round.
 Each path is timed on the wall clock, steps launched one after another, and on the device alone, which is held up until
 the host has launched what is timed. Last come the stages of the jagged path, each beside the larger of two floors: its
-bytes at the rate of a copy, its products at the rate of a large one, both measured in the same run. What a path raises
-is told in its row, and stops no other.
+bytes at the rate of a copy, its products at the rate of a large one, both measured in the same run. If a path raises,
+its row has the error, and the others run.
 """
 
 from __future__ import annotations

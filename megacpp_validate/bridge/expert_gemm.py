@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..native.grouped_gemm import ExpertBank, grouped_gemm
 from ..native.norms import without_autocast
@@ -40,8 +41,8 @@ SOURCE: Final = "docs/benchmarks/expert_gemm.md"
 JAGGED_SOURCE: Final = "docs/benchmarks/fp8_jagged.md"
 # Path -> mean rows an expert, of those that have any, from which FP8 is taken, and what an H200 measured: forward and
 # backward, relative to the fastest bf16 path. "bank" rounds weights in every call, "kept" in the first microbatch.
-# "jagged" is `jagged_experts` with one pass an optimizer step, whose forward and backward share one rounding, and
-# "jagged-kept" with more passes, which share it too. Both are taken where they are at least 1.15 x.
+# "jagged" is `jagged_experts` with one pass an optimizer step: forward and backward share one rounding. "jagged-kept"
+# has two or more passes a step, which all share one rounding. Both are taken where they are at least 1.15 x.
 FP8_FROM: Final[dict[str, tuple[float, str]]] = {
     "bank": (768, f"0.94 x bf16 at 512 rows, 1.16 x at 1024: {SOURCE}"),
     "kept": (512, f"1.14 x bf16 at 512 rows: {SOURCE}"),
@@ -68,6 +69,16 @@ def why_bf16_is_faster(counts: Sequence[float], path: str) -> Refusal | None:
         "FP8 nevertheless"
     )
     return Refusal("deep_gemm", "few-rows", reason)
+
+
+_steps: Final = [0]  # of all optimizers: fused ones change weights without counting up `Tensor._version`
+
+
+def _count_step(*_: Any) -> None:
+    _steps[0] += 1
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 # --- the expert bank --------------------------------------------------------------------------------------------------
@@ -197,7 +208,7 @@ class ExpertGemm(nn.Module):
         else:
             self.bank = ExpertBank(num_experts, in_features, out_features, dtype=dtype, device=device)
         self._held_by: Final = made.observed
-        self._quantized: tuple[tuple[int, int], QuantizedWeight] | None = None
+        self._quantized: tuple[tuple[int, int, int], QuantizedWeight] | None = None
 
     def forward(
         self, rows: Any, rows_per_expert: Sequence[int] | Any, *, is_first_microbatch: bool | None = None
@@ -243,14 +254,16 @@ class ExpertGemm(nn.Module):
     def quantized_weight(self) -> QuantizedWeight:
         """The weight [E, N, K] of a native bank in DeepGEMM's FP8, rounded once for all passes of an optimizer step.
 
-        It is rounded again after it was replaced or changed in place, as `Tensor._version` counts; changes through
-        `.data` are not counted, and take `is_first_microbatch=True`. While a CUDA graph is captured nothing is kept:
-        each replay rounds the weight that it finds.
+        It is rounded again after a step of any optimizer, and after it was replaced or changed in place, as
+        `Tensor._version` counts. Not seen are an optimizer step that a CUDA graph replays and, outside of an optimizer,
+        a change through `.data` or under FSDP2: they take `is_first_microbatch=True`. While a CUDA graph is captured
+        nothing is kept: each replay rounds the weight that it finds. A weight made in inference mode is rounded for
+        each call.
         """
         weight = self.bank.weight
-        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+        if weight.is_inference() or (weight.is_cuda and torch.cuda.is_current_stream_capturing()):
             return cast_weight(weight)
-        state = weight.data_ptr(), weight._version
+        state = weight.data_ptr(), weight._version, _steps[0]
         if self._quantized is None or self._quantized[0] != state:
             self._quantized = state, cast_weight(weight)
         return self._quantized[1]

@@ -230,7 +230,9 @@ def read_failed_check(probe: str, check: Check) -> FailedCheck:
     words = check.name.split(".")
     kind, raised = _kind(check, words)
     backward = True if _BACKWARD.intersection(words) else False if _FORWARD.intersection(words) else None
-    return FailedCheck(check.name, kind, _precision(words), backward, entries_of_check(probe, check), raised)
+    overwritten = words[-1] == "eval" and _OVERWRITTEN & {part.name for part in check.parts if not part.passed}
+    precision = Precision.ANY if overwritten else _precision(words)  # tensors of any precision are read later
+    return FailedCheck(check.name, kind, precision, backward, entries_of_check(probe, check), raised)
 
 
 def _kind(check: Check, words: list[str]) -> tuple[CheckKind, str]:
@@ -262,6 +264,7 @@ def _says_nothing_finite(check: Check) -> bool:
     return bool(failed) and all(one is None or not math.isfinite(one) for one in failed)
 
 
+_OVERWRITTEN: Final = frozenset({"inputs", "earlier-outputs"})  # parts of an evaluation
 _SCOPE: Final = re.compile(r"scope\.\w+\.(?:on|recipe)$")
 _NO_NUMBER: Final = re.compile(r"\brelative error nan\b")
 _CONTRACT: Final = re.compile(r"(?:refuses|scope|support|availability|plan|swap|spec|weights|shards|checkpoints)\b")

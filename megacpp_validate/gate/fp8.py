@@ -140,7 +140,7 @@ def find_refused_run(policy: Fp8Policy, preset: str, precision: str, changes: st
         changes: "name=value ...", as the run changed its size: its BF16 zones are judged in place of the preset's.
     """
     row = next((row for row in policy.presets if row.id == preset), None)
-    if row is None or not {*precision.split()} & {*get_args(Recipe)}:
+    if row is None or not {*precision.split()} & {*get_args(Recipe), "deep_gemm"}:
         return ""
     zones = {name: int(layers) for name, layers in re.findall(r"\b(bf16_first|bf16_last)=(\d+)", changes)}
     decision = decide_preset(row.model_copy(update=zones), policy)

@@ -198,11 +198,11 @@ def _generators(draws: bool) -> list[Any]:
 def check_eval(
     name: str, layer: Callable[..., Any], inputs: Sequence[Any], enter: Enter, options: dict[str, Any]
 ) -> Check:
-    """Whether uses without gradients leave their inputs and outputs alone, and the first gives what training gives.
+    """Whether uses without gradients give what training gives, and leave alone what they take and what they gave.
 
-    The second use takes other values. Where a scope is entered, kernels of an evaluation may round some values to other
-    neighbours in FP8 than those of training: half of what leaving the scope changes is allowed, and the other half must
-    still be there.
+    They take inputs, options and parameters. The second use takes other values. Where a scope is entered, kernels of an
+    evaluation may round some values to FP8 differently from those of training: outputs may differ by half of what
+    leaving the scope changes in training. Outputs without the scope must differ by the other half at least.
 
     Args:
         name: the check is `NAME.eval`.
@@ -216,15 +216,19 @@ def check_eval(
     trained, first, second = use_of(layer, inputs, enter, options)().outputs, _copies(inputs), _copies(inputs)
     for one in _tensors_of(second):
         one.copy_(one.flip(-1))
-    given, outputs = _copies([*first, *second]), evaluate(first)
+    taken = [*first, *second, *(tensor for one in options.values() for tensor in _tensors_of(one))]
+    taken += layer.parameters() if isinstance(layer, torch.nn.Module) else ()
+    given, outputs = _copies(taken), evaluate(first)
     kept = _copies(outputs)
     evaluate(second)
-    outside = use_of(layer, inputs, nullcontext, options)().outputs  # last: leaving low precision resets a layer of TE
-    half = _worst(trained, outside) / 2
+    half, outside = 0.0, trained
+    if enter is not nullcontext:  # last: leaving low precision resets a layer of TE
+        outside = use_of(layer, inputs, nullcontext, options)().outputs
+        half = _worst(trained, outside) / 2
     why = "half of what leaving the scope changes in training"
     parts = [
         part("outputs", _worst(kept, trained), max(half, ROUNDING), f"{why}; one rounding to bf16 at least"),
-        part("inputs", _differ([*first, *second], given), 0.0, "an evaluation writes into no tensor that it takes"),
+        part("inputs", _differ(taken, given), 0.0, "an evaluation writes into no tensor that it takes"),
         part("earlier-outputs", _differ(outputs, kept), 0.0, "nor into one that it gave before"),
     ]
     if enter is not nullcontext:

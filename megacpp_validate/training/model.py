@@ -125,7 +125,7 @@ class HybridModel(nn.Module):
         table = self._draw("embedding")
         self.embedding = nn.Embedding(size.grammar.vocabulary, size.hidden, _weight=table)
         self.layers = nn.ModuleList(
-            build_layer(letter, size, build, seed=seed, name=f"layers.{place}")
+            build_layer(letter, size, _build_at(place, size, build), seed=seed, name=f"layers.{place}")
             for place, letter in enumerate(size.letters)
         )
         self.streams = build_streams(size, build, seed=seed) if size.streams > 1 else None
@@ -329,6 +329,14 @@ _KINDS: Final[dict[str, Callable[..., Any]]] = {
 def layer_class(letter: Letter, size: Size) -> Callable[..., Any]:
     """What makes the layer of a letter in a size."""
     return _KINDS[size.attention if letter == "A" else letter]
+
+
+def _build_at(place: int, size: Size, build: Build) -> Build:
+    """The build of a layer: in the BF16 zones without DeepGEMM, which rounds to FP8 outside of every scope too."""
+    if not size.zones.is_bf16(place):
+        return build
+    backends = tuple(name for name in build.forms.expert_backends if name != "deep_gemm") or ("native",)
+    return replace(build, forms=replace(build.forms, expert_backends=backends))
 
 
 def build_layer(letter: Letter, size: Size, build: Build, *, seed: int, name: str) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,6 +136,35 @@ def test_weights_are_rounded_in_the_first_microbatch_and_kept_for_the_others(mon
     with torch.no_grad():
         layer.bank.weight.mul_(-0.5)
     assert torch.equal(layer(rows, (3, 4, 4), is_first_microbatch=False), before)
+
+
+def test_weights_are_rounded_anew_after_a_step_of_a_fused_optimizer_which_counts_no_version() -> None:
+    layer = bank(backends=("native",))
+    layer.load_native_state_dict({"weight": sample((1, 2, 3))[1]})
+    before, weight = layer.quantized_weight(), layer.bank.weight
+    assert layer.quantized_weight() is before
+    weight.grad = torch.ones_like(weight)
+    torch.optim.AdamW([weight], lr=0.5, fused=True).step()
+    assert torch.equal(layer.quantized_weight().values.float(), deep_gemm.cast_weight(weight).values.float())
+
+
+def test_nothing_is_kept_in_inference_mode_or_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.inference_mode():
+        layer = bank(backends=("native",))
+        assert layer.quantized_weight() is not layer.quantized_weight()
+    on_cuda = types.SimpleNamespace(is_cuda=True, is_inference=lambda: False, data_ptr=lambda: 0, _version=0)
+    del layer.bank.weight
+    layer.bank.weight = on_cuda
+    monkeypatch.setattr(expert_gemm, "cast_weight", lambda _: object())
+    for capturing in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda capturing=capturing: capturing)
+        assert (layer.quantized_weight() is layer.quantized_weight()) is not capturing
+
+
+def test_triton_casts_have_the_smallest_scale_of_those_in_torch() -> None:
+    kernels = Path(deep_gemm.__file__).with_name("kernels") / "block_casts.py"
+    (found,) = re.findall(r"^SMALLEST_AMAX = tl\.constexpr\((.+)\)$", kernels.read_text(), re.MULTILINE)
+    assert float(found) == deep_gemm.SMALLEST_AMAX
 
 
 def test_gradients_of_a_mean_over_many_tokens_are_rounded_as_large_ones_are() -> None:

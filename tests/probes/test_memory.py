@@ -152,14 +152,15 @@ class Evaluated(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.randn(8, 8, generator=torch.Generator().manual_seed(0)))
         self.fault, self.buffer = fault, torch.empty(4, 8)
 
-    def forward(self, rows: Any) -> Any:
+    def forward(self, rows: Any, rope: Any) -> Any:
         fault = "" if torch.is_grad_enabled() else self.fault
         weight = self.weight
         if low and fault != "high":
             weight = weight + (weight.to(torch.float8_e4m3fn).float() - weight).detach()
         out = rows @ weight * (1.01 if fault == "scaled" else 1.5 if fault == "far" else 1.0)
-        if fault == "input":
-            rows.mul_(2)
+        taken = {"input": rows, "parameter": self.weight.data, "option": rope[1]}
+        if fault in taken:
+            taken[fault].mul_(2)
         return self.buffer.copy_(out) if fault == "buffer" else out
 
 
@@ -167,7 +168,7 @@ class Evaluated(torch.nn.Module):
     ("fault", "plain", "in_scope"),
     [
         ("", [], []),
-        ("input", ["inputs"], ["inputs"]),
+        *((taken, ["inputs"], ["inputs"]) for taken in ("input", "parameter", "option")),
         ("buffer", ["earlier-outputs"], ["earlier-outputs"]),
         ("scaled", ["outputs"], []),  # less than what another rounding to FP8 may change
         ("far", ["outputs"], ["outputs"]),
@@ -178,5 +179,5 @@ def test_an_evaluation_that_differs_from_training_is_seen(fault: str, plain: lis
     rows = (torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),)
     for enter, wanted in ((nullcontext, plain), (low_precision, in_scope)):
         layer = Evaluated(fault)
-        check = check_eval("fp8", layer, rows, enter, {})
+        check = check_eval("fp8", layer, rows, enter, {"rope": (torch.ones(1), torch.ones(1))})
         assert [one.name for one in check.parts if not one.passed] == wanted

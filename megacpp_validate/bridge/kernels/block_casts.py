@@ -1,8 +1,9 @@
-"""Triton kernels that round to E4M3 with block scales, as DeepGEMM's own casts in torch do, in one pass over memory.
+"""Triton kernels that round to E4M3 with block scales, in one pass over memory.
 
 One program reads a tile of 128 x 128 values once and writes every copy that is made of it. Bits equal those of
-`deep_gemm`'s references: reciprocals are IEEE's, and `cvt.rn.satfinite.e4m3x2` rounds to the nearest, ties to
-even, as torch does.
+`cast_weight_reference` and `cast_tokens_reference` of bridge/deep_gemm.py, and of DeepGEMM's own casts unless the
+largest value of a block is below 1e-4, which DeepGEMM takes in its place. Reciprocals are IEEE's, and
+`cvt.rn.satfinite.e4m3x2` rounds to the nearest, ties to even, as torch does.
 """
 
 # Triton reads the annotations of kernels: it knows its own alone.

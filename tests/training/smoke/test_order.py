@@ -74,7 +74,7 @@ def test_an_order_is_read_as_it_was_written(tmp_path: Path) -> None:
         ('{"folder": "run", "size": "huge"}', "unknown size"),
         (
             '{"folder": "run", "features": {"preset": "routers"}}',
-            "'routers' was rolled back. Next step: `megacpp-validate fp8-policy --preset routers`",
+            "'routers' was rolled back: 8.8% of the tokens go to other experts",
         ),
         ('{"limit_s": "long"}', "float"),
     ],
