@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from megacpp_validate.catalog.bridge import BridgeModule, Catalog
 from megacpp_validate.diagnosis.blame import Blame, blame
 from megacpp_validate.diagnosis.culprits import blame_receipts
-from megacpp_validate.evidence.receipt import Outcome, Receipt
+from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
 
 
 def module(name: str, *depends_on: str) -> BridgeModule:
@@ -70,6 +72,21 @@ def test_a_cell_that_nothing_red_blocks_is_a_culprit_itself() -> None:
 def test_one_red_receipt_of_several_is_enough() -> None:
     receipts = [receipt("left", Outcome.FAIL), receipt("left", Outcome.PASS)]
     assert blame(receipts, MODULES).culprits == ("left",)
+
+
+@pytest.mark.parametrize(("part", "cascades"), [("inputs", ("layer_spec",)), ("outputs", None)])
+def test_what_an_evaluation_overwrites_is_wrong_later_in_a_higher_precision(
+    catalog: Catalog, part: str, cascades: tuple[str, ...] | None
+) -> None:
+    failed = {"native_block": ("bf16.eval", part), "layer_spec": ("fp32.in_projection.forward", "relative-error")}
+    receipts = [
+        replace(receipt(name, Outcome.FAIL), checks=(Check(check, False, (Part(what, 2.0, 0.0, False, ""),)),))
+        for name, (check, what) in failed.items()
+    ]
+    culprits = blame_receipts(receipts, catalog.modules, None)
+    assert [(row.module, row.cascades) for row in culprits] == (
+        [("native_block", cascades)] if cascades else [("native_block", ()), ("layer_spec", ())]
+    )
 
 
 def test_the_shipped_modules_blame_the_firewall_for_everything(catalog: Catalog) -> None:
