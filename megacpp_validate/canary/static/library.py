@@ -30,8 +30,9 @@ class Library:
         return self.roots[0].partition(".")[0]
 
     def owns(self, dotted: str) -> bool:
-        """Whether a module or a name belongs to the package."""
-        return dotted.partition(".")[0] == self.package
+        """Whether a module or a name belongs to the library: of a package that others share, what its one root holds."""
+        owned = self.package if len(self.roots) > 1 else self.roots[0]
+        return f"{dotted}.".startswith(f"{owned}.")
 
     def is_opaque(self, module: str) -> bool:
         """Whether the names of a module are not known."""

@@ -218,9 +218,7 @@ class Release:
         return facts
 
     def _stored_tree(self) -> Path | None:
-        if self._cache is None:
-            return None
-        return self._cache / f"{self.source.sha256}-{_reader_hash()}.json"
+        return self._cache / f"{self.source.sha256}-{_reader_hash()}.json" if self._cache else None
 
     def _load(self) -> tuple[griffe.Module, str]:
         roots = self.library.roots

@@ -31,6 +31,7 @@ CASES = {
     "a-module-through-import-module": ("flash-attn-3", {"flash_attn_interface.py": "def f(a): ..."}, {"flash_attn_interface.py": "def f(a, b): ..."}, BY_NAME, {"parameter-required breaking 6"}),
     "a-name-in-the-place-of-its-module": ("triton", DRIVER, DRIVER, "import triton\ntriton.runtime.driver.active.x()", set()),
     "a-member-called-cls": ("flash-attn", {"flash_attn/__init__.py": "class A:\n    cls = 1"}, {"flash_attn/__init__.py": ""}, "from flash_attn import A", {"removed breaking 1"}),
+    "a-name-of-another-library-in-its-package": ("flash-attn-4", {"flash_attn/cute/__init__.py": "f = g = 1"}, {"flash_attn/cute/__init__.py": "g = 1"}, "from flash_attn import flash_attn_func\nfrom flash_attn.cute import f", {"removed breaking 2"}),
     "a-lazy-name": ("liger-kernel", LIGER, LIGER | {"liger_kernel/transformers/a.py": "def f(): ..."}, "from liger_kernel.transformers import f\nf(1)", {"parameter-removed breaking 2"}),
     "a-library-by-its-module": ("flash-attn", {"flash_attn/__init__.py": "import flash_3\nf = 1"}, {"flash_attn/__init__.py": "f = 1\nif ROCM:\n    import aiter\nelse:\n    import flash_3._C"}, "from flash_attn import f", {"import-requirement-added risk 1 only if ROCM"}),
 }
