@@ -30,7 +30,7 @@ class Library:
         return self.roots[0].partition(".")[0]
 
     def owns(self, dotted: str) -> bool:
-        """Whether a module or a name belongs to the library: of a package that others share, what its one root holds."""
+        """Whether a name belongs to the library. A single root is all of it: others may share the package."""
         owned = self.package if len(self.roots) > 1 else self.roots[0]
         return f"{dotted}.".startswith(f"{owned}.")
 
