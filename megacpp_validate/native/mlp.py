@@ -104,8 +104,10 @@ class NormMLP(MLP):
         layer_norm_weight: [hidden].
     """
 
-    def __init__(self, hidden: int, ffn_hidden: int, *, eps: float = 1e-5, **more: Any) -> None:
-        super().__init__(hidden, ffn_hidden, **more)
+    def __init__(
+        self, hidden: int, ffn_hidden: int, *, activation: Activation = "swiglu", eps: float = 1e-5, **more: Any
+    ) -> None:
+        super().__init__(hidden, ffn_hidden, activation=activation, **more)
         self.eps = eps
         self.layer_norm_weight = nn.Parameter(self.fc1_weight.new_ones(hidden))
 
