@@ -66,7 +66,7 @@ def why_bf16_is_faster(counts: Sequence[float], path: str) -> Refusal | None:
     if mean >= least or os.environ.get(SWITCH, "").strip().lower() == "always":
         return None
     reason = (
-        f"{mean:.0f} rows an expert are too few for FP8 to pay ({measured}). Next step: none; {SWITCH}=always uses FP8 "
+        f"with {mean:.0f} rows an expert bf16 is taken ({measured}). Next step: none; {SWITCH}=always uses FP8 "
         "nevertheless"
     )
     return Refusal("deep_gemm", "few-rows", reason)
