@@ -141,8 +141,9 @@ class Allowance(Row):
     """What a rule lets pass, as a warning.
 
     Attributes:
-        rule: "unwatched", "second-copy" or "fallback".
-        shows: pattern, with * and ?, of what `gate.rules` shows to that rule.
+        rule: that lets it pass.
+        shows: pattern, with * and ?, of what `gate.rules` shows to "unwatched", "second-copy" and "fallback"; of the
+            reason for another rule.
         probes: all where none is named.
     """
 

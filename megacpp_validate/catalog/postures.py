@@ -15,7 +15,7 @@ FILE: Final = "postures.toml"
 
 Table = Literal["speed_defaults", "experimental_taxes", "observability", "further"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+(_[a-z0-9]+)*$")]
-Value = bool | float | str
+Value = bool | int | float | str
 
 
 class Settings(Row):

@@ -223,8 +223,9 @@ def _read_arm(receipt: Mapping[str, Any]) -> ArmSeen:
 
 ALL: Final = "all"
 MODULE: Final = "megacpp_validate.training.smoke"
-# On a GPU as wide as `scaled`, so that the GPU sets the pace: with `small` the medians of equal runs differed by up to
-# 28% (H200, 2026-11-22), because the GPU waited for the host.
+# On a GPU as wide as `scaled`, 32,768 tokens a step, so that the GPU sets the pace: medians of equal runs of `small`
+# differed by up to 28% (H200, 2026-11-22), and equal steps of 8,192 tokens by 10% (2026-11-28): the GPU waited for the
+# host.
 SIZES: Final = {"cuda": "single", "cpu": "tiny"}
 # Low, and reached late: at 3e-3 from the first step on, two arms that differed by roundings left the plateau of their
 # first losses ten steps apart (H200, 2026-11-22), and a feature seemed to change the loss by 1 nat.

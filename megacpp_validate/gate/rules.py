@@ -311,7 +311,8 @@ def find_faults(
         baseline: None for no comparison of speed and memory.
     """
     newest = find_newest(counting) or receipt
-    yield from (Reason(rule, text) for rule, broken, text in _compare(receipt, rules, order, newest) if broken)
+    compared = (Reason(rule, text) for rule, broken, text in _compare(receipt, rules, order, newest) if broken)
+    yield from (_allow(reason, reason.text, receipt, rules) for reason in compared)
     yield from _find_code(receipt, rules, order)
     yield from _find_outcome(receipt, rules, counting)
     yield from _find_compiles(receipt, rules)

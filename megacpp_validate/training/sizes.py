@@ -210,8 +210,8 @@ SIZES["scaled"] = Size(
     recurrent_heads=8, recurrent_key_dim=128, recurrent_value_dim=256,
     classes=8, words=16, lag=2, batch=16, length=1024, mtp=True, shared_experts=1,
 )  # fmt: skip
-# What ablations train on one GPU: `scaled` with fewer experts and tokens, so that two of it fit beside each other.
-SIZES["single"] = replace(SIZES["scaled"], name="single", num_experts=8, batch=8, mtp=False, shared_experts=0)
+# What ablations train on one GPU: `scaled` with more tokens, and fewer experts, so that two of it fit on the GPU.
+SIZES["single"] = replace(SIZES["scaled"], name="single", num_experts=8, batch=32, mtp=False, shared_experts=0)
 # NVIDIA Nemotron 3 Nano 30B-A3B (config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16), scaled down by this rule.
 # Depth: the first period, MEMEM*E, of 52 layers; "*" is A, which has an MLP here. Widths times 8/21, rounded down to a
 # multiple of 16: hidden 2688 -> 1024, expert 1856 -> 704, shared expert 3712 -> 1408 (of A's MLP; the shared expert has

@@ -128,6 +128,16 @@ def test_where_others_close_a_cell_that_is_not_required_must_be_good_too(tmp_pat
     assert not decide(store, matrix).open
 
 
+def test_a_row_lets_receipts_without_an_image_count_and_never_a_mixture(tmp_path: Path) -> None:
+    matrix = copy_matrix(
+        tmp_path, ('image = "any"', 'image = "one"'), ('releases = ["release"]', 'releases = ["te-upgrade"]')
+    )
+    store = fill(tmp_path / "store", image_digest="")
+    assert decide(store, matrix).open
+    put(store, good("permute", image_digest="sha256:" + "1" * 64))
+    assert {rule for cell in decide(store, matrix).closing for rule in cell.rules} == {GateRule.IMAGE}
+
+
 # --- The verbs. ---
 
 
