@@ -96,25 +96,3 @@ def test_a_model_that_was_touched_before_is_refused(deed: Any, words: str, mesh:
     with pytest.raises(WrongOrder, match="Next step: build the model anew") as caught:
         make(model)
     assert words in str(caught.value)
-
-
-def test_without_torchao_the_lane_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchao.TORCHAO, "is_available", lambda: False)
-    monkeypatch.setattr(torchao.TORCHAO, "why_unavailable", lambda: "it is not here. Next step: install it")
-    with pytest.raises(WrongTarget, match=r"it is not here\. Next step: install it"):
-        make()
-
-
-def test_scales_of_the_next_all_gather_are_those_of_the_weights(mesh: Any) -> None:
-    model = on_meta()
-    make(model, float8_all_gather=True)
-    shard(model, mesh)
-    model.to_empty(device="cpu")
-    weights = [block.get_parameter(f"{name}.weight") for block in model for name in ("fc1", "fc2")]
-    for size in (1.0, 3.0):  # as an optimizer's step leaves them
-        with torch.no_grad():
-            for weight in weights:
-                weight.to_local().fill_(size)
-        torchao.after_step(model)
-        scales = [float(weight._local_tensor._precomputed_scale) for weight in weights]
-        assert scales == pytest.approx([448.0 / size] * 4)

@@ -62,7 +62,8 @@ def _rank(rank: int, world: int, folder: str, function: Callable[..., Any], give
 
     torch.set_num_threads(1)
     store = distributed.FileStore(str(Path(folder, "store")), world)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=20))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=20))
     try:
         answer = (True, function(*given))
     except BaseException:
