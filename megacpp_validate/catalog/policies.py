@@ -142,8 +142,8 @@ class Allowance(Row):
 
     Attributes:
         rule: that lets it pass.
-        shows: pattern, with * and ?, of what `gate.rules` shows to "unwatched", "second-copy" and "fallback"; of the
-            reason for another rule.
+        shows: pattern, with * and ?, of what `gate.rules` shows to "unwatched", "second-copy", "fallback" and "jit"; of
+            the reason for another rule.
         probes: all where none is named.
     """
 

@@ -447,6 +447,10 @@ def is_hard(receipt: Receipt, counting: Mapping[str, Receipt]) -> bool:
 
 def _find_compiles(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:
     late = [row for row in receipt.jit.compiled if row.when == "after"]
+    for shown in sorted({f"{row.library} {row.kernel}" for row in late}):
+        if isinstance(found := _allow(Reason(GateRule.JIT, shown), shown, receipt, rules), str):
+            yield f"compiled after warm-up: {found}"
+            late = [row for row in late if f"{row.library} {row.kernel}" != shown]
     listed = Counter(row.library for row in late)  # those of training ranks too, which `jit.after` lacks
     after = listed | Counter(receipt.jit.after)
     if after:

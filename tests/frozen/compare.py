@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 
 HOME: Final = Path(__file__).resolve().parent
 RENAMED: Final = HOME / "renamed.json"
+# Speeds are timed only on request, states of other releases are loaded where they are, FlashAttention 4 is an extra.
+_NOT_ALWAYS: Final = re.compile(r"speed|from\.|(attention\.)?fa4\b")
 CHECKS: Final = HOME.parents[1] / "matrix" / "checks.json"
 GOOD: Final = ("pass", "expected-unsupported")
 Row = dict[str, Any]
@@ -133,7 +135,7 @@ def read_rows(name: str) -> dict[str, Any]:
 def required_evidence() -> dict[str, dict[str, Row]]:
     """Target -> probe -> what every good run of the cell leaves: checks with their number of parts, and backends.
 
-    Speeds are timed only on request.
+    Without what depends on an option, on other releases or on an extra package.
     """
     renamed, found = read_renamed(), dict[str, dict[str, Row]]()
     # A cell that fails made all of its checks; on a CPU training is cut short, and fails for that.
@@ -143,11 +145,11 @@ def required_evidence() -> dict[str, dict[str, Row]]:
             checks = {
                 _moved(check, rules).name: len(parts) - 1
                 for check, parts in row["checks"].items()
-                if not check.startswith("speed.")
+                if not _NOT_ALWAYS.match(check)
             }
             checks.pop("", None)
             if cell.startswith(stack) and "." not in cell.removeprefix(stack) and row["outcome"] in whole:
-                paths = {path for one in row["backends"] if not (path := one.partition(": ")[0]).startswith("speed")}
+                paths = {path for one in row["backends"] if not _NOT_ALWAYS.match(path := one.partition(": ")[0])}
                 kept = {"checks": dict(sorted(checks.items())), "backends": sorted(paths)}
                 found.setdefault(name, {})[cell.removeprefix(stack)] = kept
     return found
