@@ -107,8 +107,8 @@ def _choose_one(store: ReceiptStore, what: str, target: str) -> str:
     names: list[str] = sorted({getattr(head, what) for head in heads})
     if len(names) == 1:
         return names[0]
-    text = f"the receipts{target and f' of {target}'} are of {len(names)} {what}s: {', '.join(names[:6]) or 'none'}. "
-    raise (WrongArguments if names else EvidenceMissing)(f"{text}Next step: choose one with --{what}.")
+    text = f"{target or 'this folder'} has receipts of {len(names)} {what}s{': ' * bool(names)}{', '.join(names[:6])}. "
+    raise (WrongArguments if names else EvidenceMissing)(f"{text}Next step: name one with --{what}, or run its cells.")
 
 
 def _complete(options: GateOptions, catalog: Catalog, matrix: Path | None) -> GateOptions:
