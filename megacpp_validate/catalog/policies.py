@@ -141,13 +141,12 @@ class Allowance(Row):
     """What a rule lets pass, as a warning.
 
     Attributes:
-        rule: that lets it pass.
-        shows: pattern, with * and ?, of what `gate.rules` shows to "unwatched", "second-copy", "fallback" and "jit"; of
-            the reason for another rule.
+        rule: the rule; others let nothing pass.
+        shows: pattern, with * and ?, of what `gate.rules` shows to the rule.
         probes: all where none is named.
     """
 
-    rule: GateRule = Field(strict=False)
+    rule: Literal["image", "unwatched", "jit", "second-copy", "fallback"]
     shows: Words
     releases: Annotated[list[str], Names("release")] = Field(min_length=1)
     targets: Targets

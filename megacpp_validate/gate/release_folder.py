@@ -107,8 +107,8 @@ def _choose_one(store: ReceiptStore, what: str, target: str) -> str:
     names: list[str] = sorted({getattr(head, what) for head in heads})
     if len(names) == 1:
         return names[0]
-    text = f"{target or 'this folder'} has receipts of {len(names)} {what}s{': ' * bool(names)}{', '.join(names[:6])}. "
-    raise (WrongArguments if names else EvidenceMissing)(f"{text}Next step: name one with --{what}, or run its cells.")
+    text = f"{len(names)} {what}s have receipts{target and f' of {target}'}: {', '.join(names[:6]) or 'none'}. "
+    raise (WrongArguments if names else EvidenceMissing)(f"{text}Next step: run its cells, or choose --{what}.")
 
 
 def _complete(options: GateOptions, catalog: Catalog, matrix: Path | None) -> GateOptions:

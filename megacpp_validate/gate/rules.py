@@ -22,6 +22,7 @@ from ..diagnosis.rows import JOB_ENDS
 from ..evidence.history import DIRTY
 from ..evidence.receipt import DEVICE_CLOCK, Outcome, Receipt, cell_id, hash_code, memory_limit, read_time
 from ..evidence.store import ReceiptFile
+from ..text import count
 from .fp8 import find_refused_run
 
 CLOCK_SKEW: Final = timedelta(minutes=5)  # between two machines
@@ -311,8 +312,9 @@ def find_faults(
         baseline: None for no comparison of speed and memory.
     """
     newest = find_newest(counting) or receipt
-    compared = (Reason(rule, text) for rule, broken, text in _compare(receipt, rules, order, newest) if broken)
-    yield from (_allow(reason, reason.text, receipt, rules) for reason in compared)
+    imageless = not (receipt.image_digest or newest.image_digest)
+    for reason in (Reason(rule, text) for rule, broken, text in _compare(receipt, rules, order, newest) if broken):
+        yield _allow(reason, "none", receipt, rules) if imageless and reason.rule is GateRule.IMAGE else reason
     yield from _find_code(receipt, rules, order)
     yield from _find_outcome(receipt, rules, counting)
     yield from _find_compiles(receipt, rules)
@@ -446,16 +448,17 @@ def is_hard(receipt: Receipt, counting: Mapping[str, Receipt]) -> bool:
 
 
 def _find_compiles(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:
-    late = [row for row in receipt.jit.compiled if row.when == "after"]
-    for shown in sorted({f"{row.library} {row.kernel}" for row in late}):
-        if isinstance(found := _allow(Reason(GateRule.JIT, shown), shown, receipt, rules), str):
-            yield f"compiled after warm-up: {found}"
-            late = [row for row in late if f"{row.library} {row.kernel}" != shown]
-    listed = Counter(row.library for row in late)  # those of training ranks too, which `jit.after` lacks
+    late = Counter((row.library, row.kernel) for row in receipt.jit.compiled if row.when != "warm-up")
+    for (library, kernel), number in sorted(late.items()):
+        reason = Reason(GateRule.JIT, f"{library} compiled {kernel} after warm-up, {count(number, 'time')}")
+        if (found := _allow(reason, f"{library} {kernel}", receipt, rules)) is not reason:
+            yield found
+            del late[library, kernel]
+    listed = Counter(library for library, _ in late.elements())  # of training ranks too, which `jit.after` lacks
     after = listed | Counter(receipt.jit.after)
     if after:
         numbers = ", ".join(f"{name} {number}" for name, number in sorted(after.items()))
-        kernels = ", ".join(sorted({row.kernel for row in late})[:3])
+        kernels = ", ".join(sorted({kernel for _, kernel in late})[:3])
         yield Reason(GateRule.JIT, f"compiled after warm-up: {numbers} ({kernels or 'unnamed'}); none is allowed")
     for library, why in sorted(receipt.jit.unwatched.items()):
         reason = Reason(GateRule.UNWATCHED, f"compiles of {library} were not watched: {why}")
@@ -495,7 +498,7 @@ def _find_fallbacks(receipt: Receipt, rules: GateRules) -> Iterator[Finding]:
 def _allow(reason: Reason, shown: str, receipt: Receipt, rules: GateRules) -> Finding:
     """The reason, or a warning where an [[allow]] row matches."""
     for row in rules.allowances:
-        is_for = row.rule is reason.rule and receipt.probe in (row.probes or [receipt.probe])
+        is_for = row.rule == reason.rule and receipt.probe in (row.probes or [receipt.probe])
         if is_for and fnmatchcase(shown, row.shows):
             return f"{reason.text}. The rules allow it: {row.reason}"
     return reason

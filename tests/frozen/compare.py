@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 HOME: Final = Path(__file__).resolve().parent
 RENAMED: Final = HOME / "renamed.json"
 # Speeds are timed only on request, states of other releases are loaded where they are, FlashAttention 4 is an extra.
-_NOT_ALWAYS: Final = re.compile(r"speed|from\.|(attention\.)?fa4\b")
+_NOT_ALWAYS: Final = re.compile(r"speed|from\.|(attention\.)?fa4\b(?!\.present)")
 CHECKS: Final = HOME.parents[1] / "matrix" / "checks.json"
 GOOD: Final = ("pass", "expected-unsupported")
 Row = dict[str, Any]

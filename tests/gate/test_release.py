@@ -33,6 +33,7 @@ from tests.replay.receipts import (
     AT,
     AT_WORDS,
     CODE,
+    JIT,
     PROBES,
     STACK,
     TARGET,
@@ -128,14 +129,20 @@ def test_where_others_close_a_cell_that_is_not_required_must_be_good_too(tmp_pat
     assert not decide(store, matrix).open
 
 
-def test_a_row_lets_receipts_without_an_image_count_and_never_a_mixture(tmp_path: Path) -> None:
-    matrix = copy_matrix(
-        tmp_path, ('image = "any"', 'image = "one"'), ('releases = ["release"]', 'releases = ["te-upgrade"]')
+CAST = "_Z31cast_transpose_optimized_kernelPK13__nv_bfloat16PKfP13__nv_fp8_e4m3S5_S3_PfS6_mm"
+
+
+@pytest.mark.parametrize(("image", "kernel", "opens"), [("", CAST, True), ("sha256:1", CAST, False), ("", "g", False)])
+def test_rows_let_images_lack_and_a_kernel_be_late(image: str, kernel: str, opens: bool, tmp_path: Path) -> None:
+    edits = (
+        ('image = "any"', 'image = "one"'),
+        ('["release"]', '["te-upgrade"]'),
+        ('"smoke_scaled_delayed_2"', '"permute"'),
     )
+    late = {"library": "cuda", "kernel": kernel, "shape": "", "seconds": 0.0, "when": "after", "rank": 0}
     store = fill(tmp_path / "store", image_digest="")
-    assert decide(store, matrix).open
-    put(store, good("permute", image_digest="sha256:" + "1" * 64))
-    assert {rule for cell in decide(store, matrix).closing for rule in cell.rules} == {GateRule.IMAGE}
+    put(store, good("permute", image_digest=image, jit={**JIT, "compiled": [late]}))
+    assert decide(store, copy_matrix(tmp_path, *edits)).open is opens
 
 
 # --- The verbs. ---

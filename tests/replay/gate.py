@@ -94,7 +94,7 @@ def _committed() -> Iterator[Scenario]:
     def of(name: str, folder: str, *more: str, at: str = DAY) -> Scenario:
         return _scenario(name, *more, store=f"docs/evidence/{folder}", at=at)
 
-    releases, new = ("te-upgrade", "nightly", "release"), "h200/te2.20.2"
+    releases = ("te-upgrade", "nightly", "release")
     for folder, release in product((*FOLDERS, "restart"), releases):
         files = sorted((EVIDENCE / folder).glob("*-h200-*.json.xz"))
         stack = next((file.name.partition("-")[0] for file in files), "te2.20.2")
@@ -104,10 +104,6 @@ def _committed() -> Iterator[Scenario]:
     for stack in (*stacks, "te2.14.1", "native"):
         yield of(f"h200 {stack}", "h200", "--stack", stack)
         yield of(f"evidence {stack}", "", "--stack", stack, "--target", "h200")
-    for target, release in product(("b200", "gb10", "cpu"), releases):
-        yield of(f"{new} {target} {release}", new, "--target", target, "--release", release)
-    for at in ("2026-11-21T12:00", "2026-11-21", "2026-12-20", "2026-12-22", "2027-01-01"):
-        yield of(f"{new} at {at}", new, at=at)
     for after, before in product((*stacks, "native"), stacks):
         yield of(f"h200/{after} beside {before}", f"h200/{after}", "--baseline", f"docs/evidence/h200/{before}")
     for after, before in (("te2.20.2", "te2.12.0"), ("te2.12.0", "te2.20.2")):

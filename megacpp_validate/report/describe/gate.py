@@ -35,7 +35,7 @@ def describe_gate(decision: GateDecision) -> Document:
         *others,
         Heading("Waivers"),
         *waivers,
-        Details(f"{count(notes, 'note')} that no rule refuses", (Bullets(tuple(map(": ".join, warnings))),)),
+        *((Heading("Let pass"), Bullets(tuple(map(": ".join, warnings)))) if warnings else ()),
         Details(f"{count(rest, 'receipt')} that do not count", rest),
         tabulate_facts(list_fields(decision, _FACTS)),
     )

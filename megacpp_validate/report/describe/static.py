@@ -65,7 +65,7 @@ def describe_static(result: StaticResult, *, verbose: bool = False) -> Document:
     blocks: tuple[Block, ...] = (
         *map(describe_fit, result.requirements),
         *_describe_findings(result, verbose=verbose),
-        *map(_name_fault, faults[:_MOST_ROWS]),
+        *(Paragraph(f"{one.place or one.group}: {one.message}", one.mark) for one in faults[:_MOST_ROWS]),
         Details(f"Calls that fail in {old} already, not caused by this step: {len(faults)}", faults),
         *not_read,
         Paragraph(f"{unused} not used by this code (--verbose). {_LIMITS}"),
@@ -192,10 +192,6 @@ def _list_faults(result: StaticResult) -> Iterator[Diagnostic]:
         for case in _diagnose_each(finding, result):
             mark = risk("fails in both")
             yield replace(case, mark=mark, message=message, fields=(), help=next_step_of_fault(old))
-
-
-def _name_fault(fault: Diagnostic) -> Paragraph:
-    return Paragraph(f"{fault.place or fault.group}: {fault.message}", fault.mark)
 
 
 def _list_cases(result: StaticResult) -> Iterator[Diagnostic]:

@@ -31,7 +31,7 @@ def read_template(name: str) -> Template:
         "clean": clean,
         "code": partial(_mark_code, escape_text=escape),
         "escaped": _escape_markdown,
-        "kind": _name_kind,
+        "kind": lambda one: type(one).__name__.lower(),
         "line": clean_line,
         "listed": list_content,
         "text": partial(_mark_code, escape_text=_escape_markdown),
@@ -48,7 +48,3 @@ def _mark_code(sentence: str, escape_text: Callable[[str], Markup]) -> Markup:
 def _escape_markdown(text: str) -> Markup:
     """Text that Markdown and HTML take as text."""
     return Markup(_SYNTAX.sub(lambda found: f"&#{ord(found[0])};", text))  # noqa: S704 - it is escaped
-
-
-def _name_kind(one: object) -> str:
-    return type(one).__name__.lower()
