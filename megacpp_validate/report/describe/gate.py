@@ -35,7 +35,7 @@ def describe_gate(decision: GateDecision) -> Document:
         *others,
         Heading("Waivers"),
         *waivers,
-        *((Heading("Let pass"), Bullets(tuple(map(": ".join, warnings)))) if warnings else ()),
+        *((Heading("Notes, which close nothing"), Bullets(tuple(map(": ".join, warnings)))) if warnings else ()),
         Details(f"{count(rest, 'receipt')} that do not count", rest),
         tabulate_facts(list_fields(decision, _FACTS)),
     )
