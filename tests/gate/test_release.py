@@ -134,11 +134,7 @@ CAST = "_Z31cast_transpose_optimized_kernelPK13__nv_bfloat16PKfP13__nv_fp8_e4m3S
 
 @pytest.mark.parametrize(("image", "kernel", "opens"), [("", CAST, True), ("sha256:1", CAST, False), ("", "g", False)])
 def test_rows_let_images_lack_and_a_kernel_be_late(image: str, kernel: str, opens: bool, tmp_path: Path) -> None:
-    edits = (
-        ('image = "any"', 'image = "one"'),
-        ('["release"]', '["te-upgrade"]'),
-        ('"smoke_scaled_delayed_2"', '"permute"'),
-    )
+    edits = ('image = "any"', 'image = "one"'), ('["release"]', '["te-upgrade"]'), ("smoke_scaled_delayed_2", "permute")
     late = {"library": "cuda", "kernel": kernel, "shape": "", "seconds": 0.0, "when": "after", "rank": 0}
     store = fill(tmp_path / "store", image_digest="")
     put(store, good("permute", image_digest=image, jit={**JIT, "compiled": [late]}))

@@ -332,6 +332,8 @@ class Calls(Expressions):
                 return frozenset({made})
             case ("importlib.import_module" | "import_module" | "__import__", [target, *_]):
                 found = [one.value for one in target if isinstance(one, Const)]
+                for name in (name for name in map(str, found) if "." in name and self.release.library.owns(name)):
+                    self._note_name(Symbol(*name.rpartition(".")[::2]), call.node, call.names, "ModuleNotFoundError")
                 return either(*(self._of_text(str(name)) for name in found)) if found else ANYTHING
             case (("functools.partial" | "partial"), [called, *_]):
                 for one in called:

@@ -165,8 +165,8 @@ class _Comparison:
         before = replace(pair.before, accessor=use.accessor)
         read = use if before == use else replace(before, path=use.path, optional=use.optional)
         changes = self._changes_of(read, pair)
-        no_more = before.keywords.keys() - use.keywords.keys()  # what a guard keeps from NEW cannot fail there
-        yield from (change for change in changes if change.parameter not in no_more)
+        guarded = before.keywords.keys() ^ use.keywords.keys()  # given under one release alone: judged as NEW is called
+        yield from (change for change in changes if change.parameter not in guarded)
         if before != use:
             known = self._faults_before(pair)
             yield from (c for c in self._faults(self.new, use, pair.now) if (c.kind, c.parameter) not in known)

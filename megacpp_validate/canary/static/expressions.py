@@ -417,10 +417,8 @@ class Expressions(ABC):
         cls = owner.cls
         for one in cls.lineage[1:] if owner.is_above else cls.lineage:
             if isinstance(one, Vendor):
-                value = Vendor(one.symbol, one.path if at.attr == "__init__" else (*one.path, RESULT, at.attr))
-                if not at.called:
-                    self._note(value, UseKind.ATTRIBUTE, at.node, at.names)
-                return frozenset({value})
+                made = Vendor(one.symbol, (*one.path, RESULT))
+                return frozenset({one}) if at.attr == "__init__" else self._in_vendor(made, at)
             if isinstance(one, Class):
                 found = either(one.fields.get(at.attr, frozenset()), one.members.get(at.attr, frozenset()))
                 if found:
@@ -430,7 +428,7 @@ class Expressions(ABC):
     def _in_class(self, owner: Class, at: Access) -> Values:
         for one in owner.lineage:
             if isinstance(one, Vendor):
-                return frozenset({Vendor(one.symbol, (*one.path, at.attr))})
+                return self._in_vendor(one, at)
             if isinstance(one, Class) and at.attr in one.members:
                 return one.members[at.attr]
         return ANYTHING

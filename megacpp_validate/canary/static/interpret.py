@@ -181,6 +181,7 @@ class Interpreter(Calls):
 
     def _do_augassign(self, node: ast.AugAssign, names: Names) -> None:
         self._value(node.value, names)
+        self._value(node.target, names)
         self._bind(node.target, ANYTHING, names)
 
     def _do_return(self, node: ast.Return, names: Names) -> bool:

@@ -126,8 +126,7 @@ def _callees(release: Release, function: griffe.Function, node: ast.FunctionDef)
 
 def _custom_op(release: Release, function: griffe.Function, call: ast.Call, target: str) -> Iterator[Callee]:
     """`torch.ops.space.name(...)` is the function of this file that is registered as "space::name"."""
-    parts = target.split(".")
-    registered = "::".join(parts[2:4])
+    registered = "::".join(target.split(".")[2:4])
     for member in function.module.members.values():
         if isinstance(member, griffe.Function) and any(f"'{registered}'" in str(d.value) for d in member.decorators):
             node = release.node_of(member)

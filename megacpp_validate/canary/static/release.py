@@ -145,7 +145,8 @@ class Release:
         if holder is None or self.module(f"{package}.{name}") is None:
             return False
         imports = (node for node in self.syntax(str(holder.filepath)).body if isinstance(node, ast.ImportFrom))
-        return not any((node.level, node.module) == (1, name) and name in stored_by(node) for node in imports)
+        own = {(1, name), (0, f"{package}.{name}")}
+        return not any((node.level, node.module) in own and name in stored_by(node) for node in imports)
 
     def modules(self) -> Iterator[griffe.Module]:
         """Every module of the package."""

@@ -96,7 +96,7 @@ def describe_fit(fit: Fit, group: str = "") -> Diagnostic:
     group, mark = group or next(iter(fit.breaks), "environment"), mark_of(fit.verdict)
     if mark.tone is Tone.GOOD:
         return Diagnostic(fit.component, mark, group, message, code=fit.need)
-    fields = (("breaks", list_some(fit.breaks, _MOST_BROKEN)), ("source", fit.source))
+    fields = (("needed by", list_some(fit.breaks, _MOST_BROKEN)), ("source", fit.source))
     return Diagnostic(fit.component, mark, group, message, fields, fit.next_step, code=fit.need)
 
 

@@ -240,12 +240,14 @@ LOST = {
     "set-by-the-code": (HEAD + "setattr(te, 'f', None)", set()),
     "module-that-refuses": ("import transformer_engine\nfrom packaging.version import Version\nassert Version(transformer_engine.__version__) < Version('2.0')\n" + HEAD + "te.f()", {"refused breaking"}),
     "module-that-raises": ("import transformer_engine\nfrom packaging.version import Version\nif Version(transformer_engine.__version__) >= Version('2.0'):\n    raise ImportError\n" + HEAD + "te.f()", {"refused breaking"}),
+    "lost-module-by-its-name": ("import importlib\nimportlib.import_module('transformer_engine.pytorch.deep')", {"removed breaking"}),
     "wildcard-of-a-lost-module": ("from transformer_engine.pytorch.deep import *", {"removed breaking"}),
     "guard-that-nobody-can-evaluate": (HEAD + "import transformer_engine\nif helper(transformer_engine.__version__):\n    te.f()", {"removed risk guarded"}),
     "guard-kept-under-a-name": (HEAD + "import re, transformer_engine\nOLD = int(re.match('[0-9]+', transformer_engine.__version__).group()) < 2\ndef f():\n    if OLD:\n        te.f()", {"removed risk guarded"}),
     "guard-that-leaves": (HEAD + "import transformer_engine\ndef f():\n    if helper(transformer_engine.__version__):\n        return\n    te.f()", {"removed risk guarded"}),
     "guard-of-a-keyword": (HEAD + "import transformer_engine\nkw = {}\nif helper(transformer_engine.__version__):\n    kw['old'] = 1\nte.g(**kw)", {"parameter-removed risk guarded"}),
     "keyword-beside-a-guard": (HEAD + "import transformer_engine\nkw = {'old': 1}\nif helper(transformer_engine.__version__):\n    kw['new'] = 1\nte.g(**kw)", {"parameter-removed breaking"}),
+    "keyword-that-the-new-release-wants": (MINIMUM + HEAD + "kw = {'old': 1} if not is_te_min_version('2.0') else {'new': 1}\nte.h(**kw)", set()),
     "guard-of-something-else": (HEAD + "import torch\nif helper(torch.__version__):\n    te.f()", {"removed breaking"}),
     "guard-known-beside-something-else": (MINIMUM + HEAD + "def f(config):\n    if config.fp8 and is_te_min_version('1.0'):\n        te.f()", {"removed breaking"}),
     "asked-for": (HEAD + "if hasattr(te, 'f'):\n    te.f()\nelse:\n    te.g()", set()),
@@ -255,9 +257,9 @@ LOST = {
 
 @pytest.mark.parametrize(("code", "wanted"), LOST.values(), ids=LOST)
 def test_a_lost_import_is_one_finding(code: str, wanted: set[str], tmp_path: Path) -> None:
-    both = "def f(): ...\ndef g(old=0, new=0): ..."
+    both = "def f(): ...\ndef g(old=0, new=0): ...\ndef h(old=0, new=0): ..."
     old = {"pytorch/__init__.py": both, "pytorch/deep.py": ""}
-    findings = compare_source(tmp_path, old, "def g(new=0): ...", {"a.py": code}).findings
+    findings = compare_source(tmp_path, old, "def g(new=0): ...\ndef h(*, new): ...", {"a.py": code}).findings
     assert {" ".join(filter(None, (one.kind, one.impact, one.doubt))) for one in findings} == wanted
 
 
