@@ -108,7 +108,8 @@ def _choose_one(store: ReceiptStore, what: str, target: str) -> str:
     if len(names) == 1:
         return names[0]
     text = f"{len(names)} {what}s have receipts{target and f' of {target}'}: {', '.join(names[:6]) or 'none'}. "
-    raise (WrongArguments if names else EvidenceMissing)(f"{text}Next step: run its cells, or choose --{what}.")
+    step = f"choose one with --{what}" if names else "run its cells"
+    raise (WrongArguments if names else EvidenceMissing)(f"{text}Next step: {step}.")
 
 
 def _complete(options: GateOptions, catalog: Catalog, matrix: Path | None) -> GateOptions:

@@ -53,6 +53,6 @@ def trained_on_a_rank(device: str, gather: bool) -> float:
 
 @pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
-def test_sharded_layers_train_gathers_as_whole_ones(device: str, gather: bool) -> None:
+def test_sharded_layers_train_in_fp8_as_whole_ones(device: str, gather: bool) -> None:
     """Ranks read the same rows, so that the mean of their gradients is the gradient of one."""
     assert on_ranks(WORLD, trained_on_a_rank, device, gather) == pytest.approx([0.0] * WORLD, abs=1e-6)
