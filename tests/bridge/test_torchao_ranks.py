@@ -22,14 +22,13 @@ def trained_on_a_rank(device: str, gather: bool) -> float:
     rank = distributed.get_rank()
     if device == "cuda":
         torch.cuda.set_device(rank)
-    mesh = torch.distributed.device_mesh.init_device_mesh(device, (WORLD,))
     rows = torch.randn(32, 64, generator=torch.Generator().manual_seed(1)).to(device)
 
     def train(*, sharded: bool) -> list[Any]:
         model, losses, gathers = on_meta(), list[Any](), gather and sharded
         torchao.convert_linears(model, "tensorwise", device=device, emulate=device == "cpu", float8_all_gather=gathers)
         if sharded:
-            shard(model, mesh)
+            shard(model, torch.distributed.device_mesh.init_device_mesh(device, (WORLD,)))
         model.to_empty(device=device)
         torch.manual_seed(2)
         with torch.no_grad():
@@ -40,7 +39,9 @@ def trained_on_a_rank(device: str, gather: bool) -> float:
         for _ in range(2):
             if gathers:
                 torchao.after_step(model)
-                assert model[0].fc1.weight._local_tensor._precomputed_scale is not None
+                weight = model[0].fc1.weight
+                scale = weight._local_tensor._precomputed_scale
+                assert float(scale) == pytest.approx(448.0 / float(weight.detach().full_tensor().abs().max()))
             losses.append(model(rows).square().mean())
             losses[-1].backward()
             optimizer.step()

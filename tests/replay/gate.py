@@ -94,8 +94,7 @@ def _committed() -> Iterator[Scenario]:
     def of(name: str, folder: str, *more: str, at: str = DAY) -> Scenario:
         return _scenario(name, *more, store=f"docs/evidence/{folder}", at=at)
 
-    releases = ("te-upgrade", "nightly", "release")
-    for folder, release in product((*FOLDERS, "restart"), releases):
+    for folder, release in product((*FOLDERS, "restart"), ("te-upgrade", "nightly", "release")):
         files = sorted((EVIDENCE / folder).glob("*-h200-*.json.xz"))
         stack = next((file.name.partition("-")[0] for file in files), "te2.20.2")
         yield of(f"{folder} {release}", folder, "--release", release, "--stack", stack, "--target", "h200")
