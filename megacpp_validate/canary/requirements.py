@@ -7,12 +7,9 @@ its library lacks, is a requirement: the first wheel that defines the symbol.
 
 from __future__ import annotations
 
-import http.client
-import io
 import os
 import re
 import shutil
-import ssl
 import tempfile
 import zipfile
 from bisect import bisect_left
@@ -21,9 +18,6 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, Literal
-from urllib.error import URLError
-from urllib.parse import unquote, urlsplit
-from urllib.request import Request, urlopen
 
 from packaging.version import Version
 
@@ -31,7 +25,7 @@ from ..catalog.bridge import Catalog
 from ..catalog.images import CudaLibrary, Images, Need, Needs, Range, read_images, read_needs
 from ..diagnosis.rows import owner_of
 from ..environments.fits import LIBRARIES, Fit, FitVerdict, Stack, judge_stack, read_given, require_known
-from ..errors import Exit, NoEnvironment, ToolError, exit_for
+from ..errors import Exit, ToolError, exit_for
 from ..evidence.values import Frozen, Result, read_version
 from ..probes.doctor_elf import Elf, NotReadable, Symbol, read_elf
 
@@ -41,8 +35,7 @@ if TYPE_CHECKING:
 CORES: Final = {12: "transformer-engine-cu12", 13: "transformer-engine-cu13"}
 _CORE_FILE: Final = "libtransformer_engine.so"
 _LOADER: Final = "transformer_engine/common/__init__.py"
-_LIMIT_S: Final = 120.0  # of one answer
-_PART: Final = 8 * 2**20  # bytes of one request
+_LIMIT_S: Final = 1800.0  # of one wheel
 
 
 class Requirements:
@@ -147,6 +140,9 @@ def run_requirements(
     Args:
         te: release of Transformer Engine.
         note: called with each wheel before it is read.
+
+    Raises:
+        WrongArguments: the index has no such release.
     """
     modules = [module.id for module in catalog.modules]
     from .static.sources import Sources
@@ -154,10 +150,10 @@ def run_requirements(
     needs, sources = read_needs(modules, matrix), Sources()
     found: list[SymbolNeed] = []
     unknown: dict[str, str] = {}
+    with zipfile.ZipFile(sources.wheel(te)) as archive:  # ctypes binds every symbol at once without RTLD_LAZY
+        late = _LOADER in archive.namelist() and b"RTLD_LAZY" in archive.read(_LOADER)
     for cuda, distribution in CORES.items():
         try:
-            with zipfile.ZipFile(sources.wheel(te)) as archive:  # ctypes binds every symbol at once without RTLD_LAZY
-                late = _LOADER in archive.namelist() and b"RTLD_LAZY" in archive.read(_LOADER)
             note(f"reading {distribution} {te}")
             symbols = _read_core(sources, distribution, te)
         except (ToolError, NotReadable) as fault:
@@ -176,7 +172,7 @@ def run_requirements(
 
 
 def _read_core(sources: Sources, distribution: str, te: str) -> tuple[Symbol, ...]:
-    with open_wheel(sources.find_address(distribution, te)) as wheel:
+    with open_wheel(sources, distribution, te) as wheel:
         place = list_libraries(wheel).get(_CORE_FILE)
         if place is None:
             raise NotReadable(f"{distribution} {te} has no {_CORE_FILE}")
@@ -229,7 +225,7 @@ def _read_defined(
 ) -> frozenset[str]:
     """Which of some symbols a wheel defines, in the files that they are expected from or in any."""
     found: set[str] = set()
-    with open_wheel(sources.find_address(distribution, version)) as wheel:
+    with open_wheel(sources, distribution, version) as wheel:
         libraries = list_libraries(wheel)
         for file in set(files) & libraries.keys() or libraries.keys():
             elf = read_library(wheel, libraries[file])
@@ -255,67 +251,18 @@ def _bounds(row: Need | Range, need: SymbolNeed) -> bool:
 # --- libraries inside a wheel on the index ----------------------------------------------------------------------------
 
 
-class _Ranges(io.RawIOBase):
-    """A file behind an address, read in HTTP ranges."""
-
-    def __init__(self, address: str) -> None:
-        self._address, self._at = address, 0
-        certificates = os.environ.get("PIP_CERT") or None  # the user's pip reaches the index with it
-        self._tls = ssl.create_default_context(cafile=certificates)
-        with self._ask(0, 0) as answer:
-            size = str(answer.headers.get("Content-Range") or "").rpartition("/")[2]
-        if not size.isdecimal():
-            raise OSError("the index does not answer ranges")
-        self._size = int(size)
-
-    def _ask(self, first: int, last: int) -> http.client.HTTPResponse:
-        request = Request(self._address, headers={"Range": f"bytes={first}-{last}"})  # noqa: S310 - pip named it
-        answer: http.client.HTTPResponse = urlopen(request, timeout=_LIMIT_S, context=self._tls)  # noqa: S310
-        return answer
-
-    def seekable(self) -> bool:
-        """Whether `seek` works."""
-        return True
-
-    def readable(self) -> bool:
-        """Whether `read` works."""
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Move to a byte."""
-        self._at = (0, self._at, self._size)[whence] + offset
-        return self._at
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Read up to as many bytes as the buffer takes."""
-        count = min(len(buffer), self._size - self._at)
-        if count <= 0:
-            return 0
-        with self._ask(self._at, self._at + count - 1) as answer:
-            data = answer.read(count)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-
 @contextmanager
-def open_wheel(address: str) -> Iterator[zipfile.ZipFile]:
-    """A wheel at an address, without its download: members are read one at a time.
+def open_wheel(sources: Sources, distribution: str, version: str) -> Iterator[zipfile.ZipFile]:
+    """A wheel of the index, in a folder that is removed afterwards: one of cuBLAS has 500 MB.
 
     Raises:
-        NoEnvironment: at every use, where the index does not give it.
+        ToolError: as `Sources.download`.
     """
-    try:
-        local = address.startswith("file://")
-        raw = io.FileIO(unquote(urlsplit(address).path)) if local else _Ranges(address)
-        with io.BufferedReader(raw, _PART) as file, zipfile.ZipFile(file) as wheel:
-            yield wheel
-    except (URLError, http.client.HTTPException, zipfile.BadZipFile, OSError) as fault:
-        raise NoEnvironment(
-            f"{PurePosixPath(address).name} cannot be read from the index: {fault}. Likely cause: a mirror without "
-            "HTTP ranges, or a network that ended the transfer. Next step: run it again, or against another index "
-            "(PIP_INDEX_URL)."
-        ) from fault
+    with (
+        tempfile.TemporaryDirectory(prefix="megacpp-wheel-") as folder,
+        zipfile.ZipFile(sources.download(version, distribution, Path(folder), _LIMIT_S)) as wheel,
+    ):
+        yield wheel
 
 
 def list_libraries(wheel: zipfile.ZipFile) -> dict[str, str]:

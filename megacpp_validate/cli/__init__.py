@@ -17,8 +17,6 @@ __all__ = ["canary", "gate", "images", "jit", "main", "report", "scores", "sessi
 
 def main() -> None:
     """Run the command line."""
-    if sys.argv[1:2] == ["te-canary"]:  # its earlier name
-        sys.argv[1] = "canary"
     if sys.argv[1:2] == ["--version"]:
         print(TOOL)  # noqa: T201 - what was requested
         return

@@ -143,13 +143,13 @@ app = typer.Typer(
 
 Seed = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Seed of weights and inputs.")]
 Limit = Annotated[
-    float, typer.Option("--limit", min=1, metavar="SECONDS", help="Seconds that one cell, task or import may take.")
+    float, typer.Option("--limit", min=1, metavar="SECONDS", help="Limit of a cell, task or import; of ablate: of all.")
 ]
 Python = Annotated[
     str, typer.Option(metavar="PATH", help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")
 ]
 Receipts = Annotated[Path, typer.Option(metavar="PATH", help="Folder for the receipts and logs.")]
-_MATRIX = Annotated[Path | None, typer.Option(metavar="PATH", help="Folder of the matrix files.")]
+_MATRIX = Annotated[Path | None, typer.Option(metavar="PATH", exists=True, help="Folder of the matrix files.")]
 _OUTPUT = Annotated[
     Path | None, typer.Option(metavar="PATH", dir_okay=False, writable=True, help="Write the result to this file.")
 ]

@@ -151,7 +151,7 @@ def te_requirements(
 ) -> Result:
     """Which cuBLAS, cuDNN, NCCL and CUDA runtime a release needs: computed from the symbols of the wheels on the index.
 
-    Exit code 0: all wheels were read, 2: the matrix is wrong, 4: a wheel could not be read.
+    Exit code 0: all wheels were read, 2: no such release, or the matrix is wrong, 4: a wheel could not be read.
     """
     from ..canary.requirements import run_requirements
 

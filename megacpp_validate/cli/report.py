@@ -17,7 +17,7 @@ def report(
     store: Store = Path(".megacpp"),
     /,
     folder: Annotated[
-        Path, typer.Option("--output", help="Folder of the pages; replaced whole if a report wrote it.")
+        Path, typer.Option("--output", help="Folder of the pages; pages of an earlier report there are replaced.")
     ] = Path(".megacpp/report"),
     output: Annotated[Path | None, typer.Option("--summary", help="Write the summary to this file.")] = None,  # noqa: ARG001
 ) -> Result:

@@ -45,7 +45,6 @@ def moe_smoke(
     target: Annotated[str, "cpu, h200, b200; else the GPU that is here, or cpu."] = "",
     cells: Cells = (),
     ranks: Annotated[int, typer.Option(min=0, help="Only cells that take so many devices; 0: all.")] = 0,
-    launcher: Annotated[Literal["local", "torchrun", "slurm"], "What starts the ranks."] = "local",
 ) -> Result:
     """Train the whole model, spread over ranks, and compare with one rank; report where the time goes.
 
@@ -59,9 +58,7 @@ def moe_smoke(
     # One cell at a time: the ranks of a cell have the GPUs, or the cores, to themselves.
     options = fill(SessionOptions, locals(), probes=cells or None, jobs=1)
     policy = read_fp8_policy(context.catalog.targets, context.matrix)
-    return run_smoke(
-        context.catalog, options, show_event, ranks=ranks, launcher=launcher, admit=partial(refuse_cells, policy=policy)
-    )
+    return run_smoke(context.catalog, options, show_event, ranks=ranks, admit=partial(refuse_cells, policy=policy))
 
 
 @verb("session:describe_matrix", runs=("matrix", 900.0))
@@ -76,7 +73,7 @@ def matrix(
     probes: Probes = (),
     cells: Cells = (),
     launcher: Annotated[Literal["local", "slurm"], "What runs the jobs."] = "local",
-    cluster: Annotated[Path | None, "TOML file: options of this site's Slurm."] = None,
+    cluster: Annotated[Path | None, typer.Option(exists=True, help="TOML file: options of this site's Slurm.")] = None,
     jobs: Jobs = 0,
     fresh: Fresh = False,
     plan: Annotated[bool, "Show what would be run; start nothing."] = False,

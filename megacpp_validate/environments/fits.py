@@ -74,7 +74,7 @@ class Fit(Frozen):
 
 
 class StackFit(Frozen):
-    """A stack ("asked", or the target of an image) and its needs, worst first; `te` is empty without one."""
+    """A stack ("the given stack", or the target of an image) and its needs, worst first; `te` is empty without one."""
 
     name: str
     te: str
@@ -163,7 +163,7 @@ def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, ta
         found[name] = Part(name=name, version=version, brought_by=_ASKED)
     if read_version(te) is None:
         raise WrongArguments(f"{te!r} is not a release of Transformer Engine. Next step: write one as in 2.20.2.")
-    return Stack("asked", te, found, whole=False, target=target)
+    return Stack("the given stack", te, found, whole=False, target=target)
 
 
 def _name_distributions(needs: Needs) -> dict[str, str]:

@@ -114,7 +114,7 @@ def run_parity(catalog: Catalog, options: SessionOptions, progress: Progress) ->
 
 
 def run_smoke(
-    catalog: Catalog, options: SessionOptions, progress: Progress, *, ranks: int, launcher: str,
+    catalog: Catalog, options: SessionOptions, progress: Progress, *, ranks: int,
     admit: Callable[[Sequence[ProbeCell]], None],
 ) -> SmokeSession:  # fmt: skip
     """The whole model trained, one cell after the other. Raises as `run_session`.
@@ -122,7 +122,6 @@ def run_smoke(
     Args:
         options: an empty target is that of the GPU that is here, else `cpu`.
         ranks: only cells that take so many devices; 0 for all.
-        launcher: what starts the ranks.
         admit: called with the cells before one is started; raises where one may not start.
     """
     if not options.target:
@@ -130,11 +129,7 @@ def run_smoke(
         options = replace(options, target="cpu" if facts.gpu is None else choose_target(catalog, [facts]).id)
     target = find_target(catalog, options.target)
     every = choose_smoke_cells(catalog, target.id, options.probes or ())
-    rows = [
-        row.model_copy(update={"settings": {**row.settings, "launcher": launcher}})
-        for row in every
-        if ranks in (0, row.ranks)
-    ]
+    rows = [row for row in every if ranks in (0, row.ranks)]
     if not rows:
         known = ", ".join(sorted({str(row.ranks) for row in every}))
         raise NothingSelected(

@@ -245,7 +245,7 @@ def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = la
         chosen = list(group)
         stack, target = stacks[name, bool(chosen[0].target.arch)], chosen[0].target
         stack = stack.on(target) if options.launcher == "local" else stack  # on a cluster the node checks
-        rows = [_start_on_one_machine(one.row) for one in chosen]
+        rows = [one.row for one in chosen]
         planned = plan_cells(stack, target, rows, folder, seed=options.seed, limit_s=options.limit_s)
         cells += [replace(cell, gpus=one.gpus) for one, cell in zip(chosen, planned, strict=True)]
     with own_folder(folder):
@@ -307,10 +307,3 @@ def _variables_of(stack: str, variables: Mapping[str, str], *, gpus: bool) -> Ma
         return {**variables, SWITCH: "1"} if stack == NATIVE else variables
     lock_hash = os.environ.get(LOCK_HASH, "")  # set where the CPU stack was chosen
     return {**variables, LOCK_HASH: lock_hash} if lock_hash else variables
-
-
-def _start_on_one_machine(row: BridgeModule | ProbeCell) -> BridgeModule | ProbeCell:
-    """A job has one machine, and starts the ranks of a smoke run there."""
-    if not isinstance(row, SmokeCell):
-        return row
-    return row.model_copy(update={"settings": {**row.settings, "launcher": "local"}})

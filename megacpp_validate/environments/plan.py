@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,6 +18,7 @@ from .interpreter import Facts, read_commit
 SWITCH: Final = "MEGACPP_DISABLE_TE"
 LOCK_HASH: Final = "MEGACPP_LOCK_HASH"
 IMAGE_DIGEST: Final = "MEGACPP_IMAGE_DIGEST"
+_MOST_LISTED: Final = 40  # names in a refusal; of more only those that resemble what was typed
 _OFF: Final = frozenset({"", "0", "false", "no", "off"})  # what the bridge itself reads as not set
 _Row = TypeVar("_Row", bound=Any)  # a row of the matrix: it has an id
 
@@ -181,8 +183,9 @@ def choose_names(what: str, known: Sequence[str], wanted: Sequence[str], prefix:
     """
     names = [name if name.startswith(prefix) else prefix + name for name in wanted]
     if unknown := [name for name in names if name not in known]:
+        near = get_close_matches(unknown[0], known, 9) if len(known) > _MOST_LISTED else known
         raise UnknownTarget(
             f"there is no {what} {', '.join(map(repr, unknown))}. Likely cause: a typing error, or it belongs to "
-            f"another target or stack. Next step: choose from {', '.join(dict.fromkeys(known)) or 'other --targets'}."
+            f"another target or stack. Next step: choose from {', '.join(dict.fromkeys(near)) or 'other --targets'}."
         )
     return tuple(name for name in known if not names or name in names)

@@ -27,10 +27,10 @@ from pydantic import Field, JsonValue
 from ..catalog.policies import Fp8Policy
 from ..catalog.postures import Arm, Feature, Posture, merge_orders, settings_of
 from ..environments.cell import own_folder
-from ..environments.interpreter import InterpreterEnvironment, host_interpreter, read_commit
+from ..environments.interpreter import InterpreterEnvironment, host_interpreter, read_commit, read_facts, require_torch
 from ..environments.plan import RunOptions, choose_rows
 from ..environments.venv import find_cpu_python
-from ..errors import NothingSelected, WrongArguments
+from ..errors import NoEnvironment, NothingSelected, WrongArguments
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen, Result
 from ..process import Processes
@@ -295,7 +295,7 @@ def run_ablation(
 
     Raises:
         WrongArguments: the policy refuses an arm; nothing was started.
-        NoEnvironment: there is no interpreter.
+        NoEnvironment: there is no interpreter with torch, or no GPU to train on.
         ToolError: another run writes to the folder of the receipts.
         OSError: the receipts cannot be written.
     """
@@ -309,6 +309,12 @@ def run_ablation(
             preset = order["features"].get("preset", "production")
             if reason := find_refused_run(policy, preset, order["precision"], changes):
                 raise WrongArguments(f"{name} does not start: {reason}")
+    facts = read_facts(environment, Processes())
+    require_torch(facts)
+    if options.device == "cuda" and facts.gpu is None:
+        raise NoEnvironment(
+            f"this machine has no GPU: {facts.why_no_gpu}. Next step: run it on a GPU host, or give --device cpu."
+        )
     rows = []
     with own_folder(options.receipts):
         for name, answer in _run_in_turn(environment, orders, options):

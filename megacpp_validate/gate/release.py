@@ -225,9 +225,10 @@ def _judge_required(entries: Sequence[Entry], counting: Mapping[str, Receipt], c
         cell = context.own + probe
         entry = found.get(cell)
         if entry is None:
-            refused = [one.file.file for one in entries if cell in (one.cell, one.file.stem)]
+            refused = [one for one in entries if cell in (one.cell, one.file.stem)]
+            why = "; ".join(f"{one.file.file}: {one.reasons[0].text}" for one in refused[:3])
             entry = Entry(cell, probe=probe, required=True)
-            entry.refuse(GateRule.MISSING, f"no receipt of it counts; refused: {', '.join(refused[:3]) or 'none'}")
+            entry.refuse(GateRule.MISSING, f"no receipt of it counts: {why or 'there is none'}")
         else:
             entry.reasons = [*_find_unsigned(entry.file, context), *entry.reasons]
             if cell in counting:

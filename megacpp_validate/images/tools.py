@@ -133,8 +133,9 @@ def _inspect(shown: str, variables: Mapping[str, str], form: str) -> Any:
         )
     host = shown.partition("/")[0]
     raise RegistryUnreachable(
-        f"the registry {host} does not answer for {shown}: {done.last_words}. Likely cause: it is down, this network "
-        f"does not reach it, or it requires a login. Next step: `docker login {host}`, or name a mirror in {MIRROR}."
+        f"docker cannot read {shown} from its registry: {done.last_words}. Likely cause: docker buildx is absent, or "
+        f"{host} is down, is not reached from this network or requires a login. Next step: `docker buildx version`, "
+        f"then `docker login {host}`, or name a mirror in {MIRROR}."
     )
 
 

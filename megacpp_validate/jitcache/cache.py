@@ -136,8 +136,8 @@ def check_sealed(folder: Path) -> tuple[Manifest, str]:
     """
     if not is_sealed(folder):
         raise ManifestInvalid(
-            f"{folder} is not sealed, so that its contents are not known. Likely cause: a prewarm that did not end "
-            "well. Next step: `nox -s prewarm` to its end."
+            f"{folder} has no sealed cache. Likely cause: nothing was prewarmed there, or a prewarm did not end well. "
+            "Next step: run `nox -s prewarm -- --target TARGET` to its end, or name another --root."
         )
     manifest, digest = layout.read_manifest(folder)
     there = layout.list_files(folder)

@@ -57,7 +57,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
     return make
 
 
-GPU = ("te-canary", "--tiers", "gpu", "--no-times", "--format", "json")
+GPU = ("canary", "--tiers", "gpu", "--no-times", "--format", "json")
 
 
 def test_every_installed_release_is_run_and_the_one_that_breaks_is_named(run: Run, host: Callable[..., Path]) -> None:
@@ -67,7 +67,7 @@ def test_every_installed_release_is_run_and_the_one_that_breaks_is_named(run: Ru
         " if bad else {}))",
         "2.9.0", "2.17.1", "2.20.2",
     )  # fmt: skip
-    said = run("te-canary", "--all-installed", "--overlays", overlays, "--format", "json", "--jobs", 3)
+    said = run("canary", "--all-installed", "--overlays", overlays, "--format", "json", "--jobs", 3)
     assert said.code == CLOSED, said.err
     told = json.loads(said.out)
     assert (told["target"], told["tiers"]) == ("h200", ["gpu"])
@@ -78,7 +78,7 @@ def test_every_installed_release_is_run_and_the_one_that_breaks_is_named(run: Ru
     assert "33/33" in said.err
     assert "te2.9.0-h200-permute, again" in said.err
 
-    again = run("te-canary", "--all-installed", "--overlays", overlays, "--no-times", "--format", "json")
+    again = run("canary", "--all-installed", "--overlays", overlays, "--no-times", "--format", "json")
     assert again.code == CLOSED
     told = json.loads(again.out)
     assert [(len(stack["ran"]), len(stack["reused"])) for stack in told["stacks"]] == [(0, 9), (0, 9), (0, 9)]
@@ -103,7 +103,7 @@ def test_without_a_gpu_its_cells_are_not_run_and_the_other_tiers_are_told(run: R
     code = "class Linear:\n    def __init__(self, in_features, out_features, bias=True, device='cuda'): ..."
     for name in ("one", "two"):
         write_release(tmp_path / name, code)
-    said = run("te-canary", tmp_path / "one", tmp_path / "two", "--tiers", "static,gpu", "--format", "json")
+    said = run("canary", tmp_path / "one", tmp_path / "two", "--tiers", "static,gpu", "--format", "json")
     assert said.code == MISSING, said.err
     told = json.loads(said.out)
     assert len(told["static"]) == 1
@@ -165,7 +165,7 @@ def test_the_gpu_tier_needs_nothing_that_reads_sources(host: Callable[..., Path]
 
     done = call(*GPU, "2.9.0", "2.20.2")
     assert done.returncode == OPEN, done.stderr
-    done = call("te-canary", "2.9.0", "2.20.2", "--tiers", "static,gpu")
+    done = call("canary", "2.9.0", "2.20.2", "--tiers", "static,gpu")
     assert done.returncode == NO_ENVIRONMENT
     assert "griffe" in done.stderr
     assert "Traceback" not in done.stderr

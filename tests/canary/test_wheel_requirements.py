@@ -5,19 +5,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
-from megacpp_validate.canary.requirements import (
-    WheelRequirements,
-    list_libraries,
-    open_wheel,
-    read_library,
-    run_requirements,
-)
+from megacpp_validate.canary.requirements import WheelRequirements, run_requirements
+from megacpp_validate.canary.static.sources import UnknownRelease
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.errors import Exit
 from megacpp_validate.report.describe.canary import describe_requirements
@@ -91,30 +84,7 @@ def test_what_is_bound_at_the_first_call_fails_no_import(read) -> None:  # type:
     assert (need.at_load, need.known) == (False, "")
 
 
-class _InRanges(BaseHTTPRequestHandler):
-    content = b""
-
-    def do_GET(self) -> None:
-        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-        part = self.content[first : last + 1]
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {first}-{last}/{len(self.content)}")
-        self.send_header("Content-Length", str(len(part)))
-        self.end_headers()
-        self.wfile.write(part)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
-        pass
-
-
-def test_one_library_of_a_wheel_on_a_server(tmp_path: Path) -> None:
-    files = {"a/lib/libx.so.13": compile_library(tmp_path / "x.so", OLD), "a/text.txt": b"no library"}
-    content = write_wheel(tmp_path, "1", files, "x").read_bytes()
-    handler = type("Handler", (_InRanges,), {"content": content})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        with open_wheel(f"http://127.0.0.1:{server.server_address[1]}/x-1-py3-none-any.whl") as wheel:
-            assert list_libraries(wheel) == {"libx.so.13": "a/lib/libx.so.13"}
-            elf = read_library(wheel, "a/lib/libx.so.13")
-            assert (elf.defines("cublasLtCreate"), elf.defines("cublasLtGroupedThing")) == (True, False)
-        server.shutdown()
+def test_a_release_that_the_index_lacks_is_refused(read, catalog: Catalog) -> None:  # type: ignore[no-untyped-def]
+    read({"13.0.0.19": OLD})
+    with pytest.raises(UnknownRelease, match=r"Nearest: 2\.14\.1"):
+        run_requirements(catalog, "2.14.9", None)

@@ -41,7 +41,7 @@ def folders(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_a_step_that_breaks_is_closed_and_names_module_symbol_and_line(run: Run, folders: dict[str, Path]) -> None:
-    said = run("te-canary", folders["old"], folders["broken"])
+    said = run("canary", folders["old"], folders["broken"])
     assert said.code == CLOSED
     for word in ("linear_walker", "in_features", "Linear", "pytorch/__init__.py:"):
         assert word in said.out, word
@@ -50,7 +50,7 @@ def test_a_step_that_breaks_is_closed_and_names_module_symbol_and_line(run: Run,
 
 def test_without_arguments_it_goes_from_the_pin_to_the_newest(run: Run, index: None, tmp_path: Path) -> None:
     def versions(*arguments: object) -> list[str]:
-        said = run("te-canary", *arguments, "--format", "json")
+        said = run("canary", *arguments, "--format", "json")
         assert said.code == CLOSED
         return [said.told[side]["version"] for side in ("old", "new")]
 
@@ -61,13 +61,13 @@ def test_without_arguments_it_goes_from_the_pin_to_the_newest(run: Run, index: N
 
 
 def test_an_unreachable_index_and_an_empty_cache(run: Run, own_cache: Path) -> None:
-    said = run("te-canary", "2.8.0", "2.9.0")
+    said = run("canary", "2.8.0", "2.9.0")
     assert said.code == NO_ENVIRONMENT
     for word in ("transformer-engine 2.8.0", "Likely cause", "Next step"):
         assert word in said.err
     assert not [path for path in own_cache.rglob("*") if path.is_file()]
-    assert run("te-canary").code == NO_ENVIRONMENT
-    assert run("te-canary", "--list").code == NO_ENVIRONMENT
+    assert run("canary").code == NO_ENVIRONMENT
+    assert run("canary", "--list").code == NO_ENVIRONMENT
 
 
 # --- anyone's code ---------------------------------------------------------------------------------------------------

@@ -128,10 +128,13 @@ def test_what_is_no_evidence_is_reported_and_nothing_is_judged(more: dict[str, A
 
 # --- The verb, over a stub that speaks as the smoke run does. ---
 
-OPEN, WRONG, MISSING = 0, 2, 4
+OPEN, WRONG, MISSING, NO_ENVIRONMENT = 0, 2, 4, 5
 # A process that trains nothing: recompute costs 10%; what goes wrong stands in the variable STUB.
 STUB = """#!{python} -SE
 import json, os, sys
+if sys.argv[2] == "-c":
+    names = ("python", "executable", "machine", "te", "te_folder", "why_no_gpu")
+    sys.exit(print(json.dumps(dict.fromkeys(names, "") | dict(torch="2.13.0", gpu=None))))
 assert sys.argv[1:] == ["-P", "-u", "-m", "megacpp_validate.training.smoke"], sys.argv
 order, fault = json.load(sys.stdin), os.environ.get("STUB", "")
 print("a library says something")
@@ -162,7 +165,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     stub.chmod(0o755)
     run = make_run_in(tmp_path, "ablate", capfd, monkeypatch)
     shared = ("--python", str(stub), "--device", "cpu", "--receipts", "out", "--format", "json")
-    return lambda *arguments: run("feature=recompute,mtp,dsa_index_reuse", *arguments, *shared)
+    return lambda *arguments: run("feature=recompute,mtp,dsa_index_reuse", *shared, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +193,11 @@ def test_features_run_in_one_process_and_are_judged_one_by_one(
     assert said is None or said in rows[1]["reasons"][0]
     kept = FeatureAblation.model_validate_json((tmp_path / "out" / "recompute.json").read_text())
     assert (round(kept.ratio, 2), kept.off["size"], len(kept.pairs)) == (1.1, "tiny", 4)
+
+
+def test_a_machine_without_a_gpu_is_refused_before_the_start(call: Run) -> None:
+    code, _, err = call("--device", "cuda")
+    assert (code, "this machine has no GPU" in err) == (NO_ENVIRONMENT, True), err
 
 
 def test_an_arm_in_a_preset_that_was_rolled_back_does_not_start(call: Run, tmp_path: Path) -> None:

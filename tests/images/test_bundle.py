@@ -234,7 +234,7 @@ def test_a_bundle_that_cannot_be(
         (("--image", ""), 2, "has no digest"),  # a variable without a value is not a bundle without an image
         (("--image", f"{fresh.registry.repository}@sha256:{'0' * 64}"), 1, "the registry has no"),
         (("--out", root / "matrix/targets.toml/out"), 2, "cannot be written"),
-        (("--jit", root / "nowhere"), 4, "is not sealed"),
+        (("--jit", root / "nowhere"), 4, "has no sealed cache"),
         (("--key", root / "one.key"), 2, "is not a public key"),  # a private key never goes into a bundle
     ]
     for more, code, text in cases:

@@ -114,7 +114,7 @@ def _bit(content: bytes) -> bytes:
         (lambda n, c: ("sm_90a/../../etc/evil", c) if n.endswith(CUBIN) else (n, c), WrongArguments, "etc/evil"),
         (lambda n, c: (f"sm_100a/{CUBIN}", c) if n.endswith(CUBIN) else (n, c), CacheChanged, CUBIN),
         (lambda n, c: (n, _bit(c)) if n.endswith(MANIFEST) else (n, c), CacheChanged, "does not hash"),
-        (lambda n, c: None if n.endswith(MANIFEST_HASH) else (n, c), ManifestInvalid, "is not sealed"),
+        (lambda n, c: None if n.endswith(MANIFEST_HASH) else (n, c), ManifestInvalid, "has no sealed cache"),
         (lambda n, c: (n, None) if n.endswith(CUBIN) else (n, c), WrongArguments, CUBIN),  # a link
     ],
 )
@@ -175,7 +175,7 @@ def test_carried_and_opened_by_the_verb(tmp_path: Path) -> None:
         assert (result["deed"], result["manifest"]) == (deed, digest)
     (folder / MANIFEST_HASH).unlink()
     code, text = ask("jit-cache", "export", archive, "--root", tmp_path / "one")
-    assert (code, "is not sealed" in text) == (Exit.EVIDENCE_MISSING, True), text
+    assert (code, "has no sealed cache" in text) == (Exit.EVIDENCE_MISSING, True), text
 
 
 @pytest.mark.parametrize("option", ["--receipts", "--work"])

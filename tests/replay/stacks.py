@@ -90,8 +90,9 @@ def read_fits(ended: Ended) -> Decisions:
     """Each need: verdict, component, what breaks, the identity of the next step."""
     found = {}
     for stack in ended.data["stacks"]:
+        name = stack["name"].replace("the given stack", "asked")  # its name when this was recorded
         for row in stack["fits"]:
-            at = f"{stack['name']} {row['need']}"
+            at = f"{name} {row['need']}"
             found[at] = " ".join(filter(None, (row["verdict"], row["component"], f"wants {row['wanted']}")))
             if row["verdict"] not in ("fits", "unknown"):
                 found[f"{at} breaks"] = row["breaks"]

@@ -28,8 +28,8 @@ from ...diagnosis.rows import component_named
 from ...environments import stacks as host_stacks
 from ...environments.cell import own_folder
 from ...environments.fleet import Room, plan_jobs
-from ...environments.interpreter import InterpreterEnvironment, put_over, read_facts, require_torch
-from ...environments.plan import RunOptions, choose_names, find_target, why_not_here
+from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_facts, require_torch
+from ...environments.plan import RunOptions, choose_names, choose_target, find_target, why_not_here
 from ...errors import EvidenceMissing, Exit, NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.values import Frozen, Result
@@ -276,7 +276,8 @@ def _open_stacks(
 ) -> tuple[dict[str, tuple[str, ...]], Probe]:
     """Releases and libraries as axes, and a probe that runs the module and its dependencies in each environment."""
     folders = read_axes(options.axes)
-    target = find_target(catalog, options.target)
+    here = read_facts(host_interpreter(os.environ, options.python), processes)
+    target = find_target(catalog, options.target) if options.target else choose_target(catalog, [here])
     found = host_stacks.find_environments(options.overlays, os.environ, options.python)
     known = [one.release for one in found if one.environment is not None]
     with suppress(NoEnvironment):  # a GPU host need not have griffe, nor an index

@@ -82,7 +82,7 @@ def read_interpreter(limit_s: float = LIMIT_S) -> Interpreter:
     except (OSError, IndexError, ValueError) as fault:
         return Interpreter((), Path(sysconfig.get_path("purelib")), "", f"{python} gave no answer: {fault}")
     if problem:
-        problem += ". Next step: install the dependency group `torch-cpu`"
+        problem += ". Next step: run `nox -s import_firewall`, which installs torch, or name a torch in MEGACPP_PYTHON"
     return Interpreter(tuple(map(Path, path)), Path(purelib), torch, problem)
 
 

@@ -7,7 +7,6 @@ delivers is moved into the cache in one step and checked against its hash at eve
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import sys
@@ -98,27 +97,25 @@ class Sources:
         """Releases of a distribution that have a wheel for Linux on x86_64, oldest first; none where it has none."""
         return self._list(distribution)[0]
 
-    def find_address(self, distribution: str, version: str) -> str:
-        """Where the index has the wheel of a release for Linux on x86_64.
+    def download(self, version: str, distribution: str, folder: Path, limit_s: float = 0.0) -> Path:
+        """Download the wheel of a release for Linux on x86_64 into a folder.
 
         Raises:
             SourceUnavailable, UnknownRelease: the index has none, or does not answer.
         """
-        with tempfile.TemporaryDirectory(prefix="megacpp-wheel-") as folder:
-            report = Path(folder, "report.json")
-            done = self._pip(
-                "install", "--dry-run", "--no-deps", "--ignore-installed", "--quiet", "--report", str(report), *LINUX,
-                "--target", str(Path(folder, "none")), f"{distribution}=={version}", what=f"{distribution} {version}",
-            )  # fmt: skip
-            try:
-                (row,) = json.loads(report.read_text(encoding="utf-8"))["install"]
-                return str(row["download_info"]["url"])
-            except (OSError, ValueError, KeyError, TypeError) as fault:
-                raise self._explain(version, distribution, done) from fault
+        done = self._pip(
+            "download", "-vv", "--no-deps", *LINUX, "--ignore-requires-python", "--no-cache-dir", "--dest", str(folder),
+            f"{distribution}=={version}", what=f"{distribution} {version}", limit_s=limit_s or FETCH_LIMIT_S,
+        )  # fmt: skip
+        wheels = list(folder.glob("*.whl"))
+        if done.code or not wheels:
+            raise self._explain(version, distribution, done)
+        return wheels[0]
 
     def _list(self, distribution: str) -> tuple[list[str], str]:
         """Releases on the index, oldest first, and what pip said beside them."""
-        done = self._pip("index", "versions", distribution, "--ignore-requires-python", *LINUX, what="the releases")
+        command = ("index", "versions", distribution, "--ignore-requires-python", *LINUX)
+        done = self._pip(*command, what="the releases", limit_s=FETCH_LIMIT_S)
         match = None if done.code else re.search(r"Available versions: (.+)", done.words)
         return sort_versions(match[1].split(",")) if match else [], done.errors
 
@@ -154,27 +151,20 @@ class Sources:
     def _fetch_and_keep(self, version: str, distribution: str) -> Path:
         self.cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.cache, prefix="fetch-") as name:
-            folder = Path(name)
-            done = self._pip(
-                "download", "-vv", "--no-deps", *LINUX, "--ignore-requires-python", "--no-cache-dir",
-                "--dest", str(folder), f"{distribution}=={version}", what=f"{distribution} {version}",
-            )  # fmt: skip
-            wheels = list(folder.glob("*.whl"))
-            if done.code or not wheels:
-                raise self._explain(version, distribution, done)
-            place = self.cache / "wheels" / f"{distribution}-{version}" / _sha256(wheels[0]) / wheels[0].name
+            wheel = self.download(version, distribution, Path(name))
+            place = self.cache / "wheels" / f"{distribution}-{version}" / _sha256(wheel) / wheel.name
             place.parent.mkdir(parents=True, exist_ok=True)
-            return wheels[0].replace(place)
+            return wheel.replace(place)
 
     # --- pip ----------------------------------------------------------------------------------------------
 
-    def _pip(self, *arguments: str, what: str) -> Ended:
+    def _pip(self, *arguments: str, what: str, limit_s: float) -> Ended:
         command = [sys.executable, "-m", "pip", *arguments]
         command += ["--disable-pip-version-check", "--no-input", "--retries", "1"]
-        ended = run_command(command, limit_s=FETCH_LIMIT_S, apart=True)
+        ended = run_command(command, limit_s=limit_s, apart=True)
         if ended.code is None:
             raise SourceUnavailable(
-                f"{what} was not there after {FETCH_LIMIT_S:.0f} s. Likely cause: the package index does not answer "
+                f"{what} was not there after {limit_s:.0f} s. Likely cause: the package index does not answer "
                 "from here. Next step: look at `pip config list`, or run again where the index can be reached."
             )
         return ended

@@ -101,7 +101,7 @@ def describe_losses(result: LossGateResult) -> Document:
     for verdict, case in zip(result.verdicts, cases, strict=True):
         blocks += [case, draw_loss_curves(verdict)] if verdict.series else [case]
         blocks.append(Details(f"{case.name}: {count(verdict.checks, 'check')}", (tabulate_checks(verdict.checks),)))
-    answer = f"FP8 recipes beside BF16: {sum_up(cases) or 'none, because the folder has no loss curve'}."
+    answer = f"FP8 recipes beside BF16: {sum_up(cases) or 'none: no loss curve is here; `nox -s fp8` writes them'}."
     mark = mark_exit(result.exit.value, otherwise="not comparable")
     return Document(f"Loss gate on {result.folder}", answer, mark, tuple(blocks), cases)
 

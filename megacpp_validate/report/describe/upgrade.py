@@ -109,7 +109,7 @@ def describe_upgrade(result: UpgradeResult, *, verbose: bool = False) -> Documen
         "tool": result.tool,
         "time": ", ".join(f"{tier} {seconds:.0f} s" for tier, seconds in result.seconds.items()),
         "cells run": str(ran or ""),
-        "kept (--fresh runs all)": str(kept or ""),
+        "receipts kept": str(kept or ""),
     }
     usable = [one for one in result.stacks if not one.problem]
     facts |= {one.stack: "; ".join(filter(None, (one.environment, one.folder))) for one in usable}
