@@ -23,10 +23,9 @@ TIERS: Final = "static,firewall"
 
 
 class JudgedRelease(Frozen):
-    """One release that the canary judged: against the pinned release, `OPEN` or `CLOSED`, with a file of its issue."""
+    """One release that the canary judged against the pinned one: `OPEN` or `CLOSED`, with a file of its issue."""
 
     version: str
-    against: str
     code: int
     issue: str
 
@@ -85,7 +84,7 @@ def run_watch(
             continue
         issue = folder / "issues" / f"{release}.md"
         write_whole(issue, render_issue(result, release))
-        judged.append(JudgedRelease(version=release, against=pinned, code=code, issue=str(issue)))
+        judged.append(JudgedRelease(version=release, code=code, issue=str(issue)))
     return WatchResult(pinned=pinned, listed=len(listed), judged=tuple(judged), failed=failed)
 
 

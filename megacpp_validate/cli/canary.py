@@ -126,7 +126,7 @@ def te_watch(
     with what its wheels need of NVIDIA's libraries.
 
     Exit code 0: nothing new breaks the bridge, 1: a new release breaks it, 4: a new release has no verdict yet, 5: the
-    index does not answer, 6: another run holds the folder.
+    index does not answer.
     """
     from ..canary.requirements import run_requirements
     from ..canary.upgrade import open_sources

@@ -71,7 +71,6 @@ Action = Literal["check", "export", "import", "open"]
 
 @verb("jit:describe_cache")
 def jit_cache(
-    context: Context,  # noqa: ARG001 - every verb has one
     action: Annotated[Action, "What is done with the cache."],
     place: Annotated[Path | None, "Archive (.tar, .tar.gz) to export or import."] = None,
     /,

@@ -305,19 +305,6 @@ def find_blockers(receipts: Mapping[str, Receipt], hosts: Collection[str]) -> di
 
 
 @dataclass(frozen=True)
-class Blame:
-    """Every red module as a culprit or a cascade.
-
-    Attributes:
-        culprits: not explained by another red module; in dependency order, the first one is to blame.
-        cascades: (module, its culprit), in dependency order.
-    """
-
-    culprits: tuple[str, ...] = ()
-    cascades: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
 class Case:
     """One cause.
 
@@ -350,8 +337,8 @@ class Case:
         return self.others if self.shared is None else self.members
 
 
-def blame(receipts: Iterable[Receipt], modules: Sequence[Module]) -> Blame:
-    """Culprits and cascades of one environment, without a comparison.
+def blame(receipts: Iterable[Receipt], modules: Sequence[Module]) -> tuple[Case, ...]:
+    """Every red module of one environment as a culprit or a cascade, without a comparison; the first case is to blame.
 
     Args:
         receipts: in any order; of several receipts of a probe a red one counts.
@@ -359,9 +346,7 @@ def blame(receipts: Iterable[Receipt], modules: Sequence[Module]) -> Blame:
     """
     found, order = {one.probe: one for one in sorted(receipts, key=is_red)}, read_order(modules)
     reds = [Red(probe, receipt) for probe, receipt in found.items() if is_red(receipt)]
-    cases = file_reds(reds, found, order)
-    rows = [(red.module, case.first.module) for case in cases for red in case.others]
-    return Blame(tuple(case.first.module for case in cases), tuple(sorted(rows, key=lambda row: order.rank(row[0]))))
+    return file_reds(reds, found, order)
 
 
 def file_reds(reds: Iterable[Red], seen: Mapping[str, Receipt], order: Order) -> tuple[Case, ...]:

@@ -33,10 +33,6 @@ _ATTEMPT: Final = re.compile(r"\.attempt-\d+\.log$")  # the output of an attempt
 _MODULE: Final = "megacpp_validate.probes"
 
 
-class FolderTaken(InfrastructureFailed):
-    """Another run writes its receipts to the folder."""
-
-
 @dataclass(frozen=True)
 class Cell:
     """One cell to run.
@@ -200,11 +196,14 @@ def find_done(order: Order, place: Path) -> Receipt | None:
 
 
 @contextmanager
-def own_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder of receipts against a second run. The lock ends with the process, whatever kills the process.
+def own_folder(folder: Path, option: str = "--receipts") -> Iterator[None]:
+    """Hold a folder against a second run. The lock ends with the process, whatever kills the process.
+
+    Args:
+        option: that names the folder.
 
     Raises:
-        FolderTaken: another run holds it.
+        InfrastructureFailed: another run holds it.
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -212,7 +211,7 @@ def own_folder(folder: Path) -> Iterator[None]:
         with FileLock(folder / ".lock", timeout=0):
             yield
     except Timeout as fault:
-        raise FolderTaken(
-            f"another run writes its receipts to {folder}. Likely cause: it was started twice, or a first one was put "
-            "in the background. Next step: wait for it, or give this one another folder with --receipts."
+        raise InfrastructureFailed(
+            f"another run writes to {folder}. Likely cause: it was started twice, or a first one was put in the "
+            f"background. Next step: wait for it, or give this one another folder with {option}."
         ) from fault

@@ -32,11 +32,9 @@ class DoctorOptions(RunOptions):
 
     Attributes:
         stack: row of `matrix/stacks.toml` that is wanted; none where it is empty.
-        jobs: imports at a time.
     """
 
     stack: str = ""
-    jobs: int = 4
 
 
 def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables: Mapping[str, str]) -> DoctorResult:
@@ -46,7 +44,7 @@ def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables
         variables: environment variables of the user.
 
     Raises:
-        UnknownTarget: the matrix has no such target or stack, or none for the GPU.
+        WrongArguments: the matrix has no such target or stack, or none for the GPU.
         NoEnvironment: the interpreter cannot be used, or has no stack.
     """
     started = time.monotonic()

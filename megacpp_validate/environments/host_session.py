@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -18,13 +18,11 @@ from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import Frozen, Result
 from ..process import Processes
 from .cell import own_folder
-from .fleet import MOST_ON_A_GPU, Progress, Room, run_here, share_cores
+from .fleet import Progress, Room, plan_jobs, run_here, share_cores
 from .interpreter import host_interpreter, read_facts, require_torch
 from .plan import RunOptions, choose_rows, choose_smoke_cells, choose_target, find_target
 from .stacks import Stack, plan_cells
 from .venv import find_cpu_python
-
-_JOBS_WITHOUT: Final = 2
 
 
 class SessionResult(Result):
@@ -151,7 +149,7 @@ def run_session(
         ToolError: no interpreter has torch; another run writes to the folder of the receipts.
     """
     started, processes = time.monotonic(), Processes()
-    jobs = options.jobs or (MOST_ON_A_GPU if target.arch else _JOBS_WITHOUT)
+    jobs = plan_jobs(options.jobs, gpu=bool(target.arch))
     python = options.python if target.arch else find_cpu_python(options.python)  # sets the hash of its lock
     environment = host_interpreter(share_cores(os.environ, jobs), python)
     facts = read_facts(environment, processes)

@@ -170,7 +170,7 @@ def choose_cells(catalog: Catalog, options: MatrixOptions) -> tuple[SelectedCell
     """The selected cells by target, then by stack, in the order of the matrix; one at least.
 
     Raises:
-        UnknownTarget: a target, stack, probe or whole cell id that does not exist.
+        WrongArguments: a target, stack, probe or whole cell id that does not exist.
         NothingSelected: what is named has nothing in common.
     """
     names = [spec.name for spec in options.specs]
@@ -229,8 +229,8 @@ def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = la
     """Make every stack usable, and run every selected cell that has no receipt.
 
     Raises:
-        UnknownTarget, NothingSelected: as `choose_cells`.
-        FolderTaken: another run writes to the folder.
+        WrongArguments, NothingSelected: as `choose_cells`.
+        InfrastructureFailed: another run writes to the folder.
         InfrastructureFailed: the scheduler does not answer, or refuses a job.
         OSError: the folder cannot be written.
     """

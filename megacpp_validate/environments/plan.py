@@ -46,15 +46,11 @@ class RunOptions:
     seed: int = 0
 
 
-class UnknownTarget(WrongArguments):
-    """A target, a stack, a probe or a cell that does not exist."""
-
-
 def choose_target(catalog: Catalog, facts: Sequence[Facts]) -> TargetRow:
     """The row of the GPU that is there; that of the reference, the first with a GPU, where none is.
 
     Raises:
-        UnknownTarget: the matrix has no row for that GPU.
+        WrongArguments: the matrix has no row for that GPU.
     """
     for found in facts:
         if found.gpu is not None:
@@ -66,13 +62,13 @@ def find_arch(catalog: Catalog, gpu: str, arch: str, machine: str) -> TargetRow:
     """The row of a GPU, on a kind of machine or on any.
 
     Raises:
-        UnknownTarget: there is none.
+        WrongArguments: there is none.
     """
     known = [target for target in catalog.targets if target.arch]
     for row in known:
         if row.arch == arch and (not machine or row.machine in (machine, "")):
             return row
-    raise UnknownTarget(
+    raise WrongArguments(
         f"the matrix has no target for {gpu} ({', '.join(filter(None, (arch, machine)))}). Next step: name one with "
         f"--target, of {', '.join(row.id for row in known)}, or add a row to matrix/targets.toml."
     )
@@ -82,7 +78,7 @@ def find_target(catalog: Catalog, name: str) -> TargetRow:
     """The row of a target.
 
     Raises:
-        UnknownTarget: there is none.
+        WrongArguments: there is none.
     """
     return choose_rows("target", catalog.targets, [name])[0]
 
@@ -148,7 +144,7 @@ def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[Bridg
     """The probes of the canary: those of modules in dependency order, then compositions; all where none is named.
 
     Raises:
-        UnknownTarget: there is no such probe.
+        WrongArguments: there is no such probe.
     """
     return choose_rows("probe", (*catalog.modules, *catalog.compositions), wanted)
 
@@ -157,12 +153,12 @@ def choose_smoke_cells(catalog: Catalog, target: str, wanted: Sequence[str]) -> 
     """The target's cells of the smoke run, named with or without `smoke_`; all where none is named.
 
     Raises:
-        UnknownTarget: there is no such cell, or the target has none.
+        WrongArguments: there is no such cell, or the target has none.
     """
     rows = [row for row in catalog.smoke if target in row.targets]
     if not rows:
         others = sorted({name for row in catalog.smoke for name in row.targets})
-        raise UnknownTarget(f"the smoke run has no cell for {target}. Next step: choose one of {', '.join(others)}.")
+        raise WrongArguments(f"the smoke run has no cell for {target}. Next step: choose one of {', '.join(others)}.")
     return choose_rows(f"cell of the smoke run on {target}", rows, wanted, "smoke_")
 
 
@@ -179,12 +175,12 @@ def choose_names(what: str, known: Sequence[str], wanted: Sequence[str], prefix:
         prefix: that a wanted name may lack.
 
     Raises:
-        UnknownTarget: one is not known; the text names those that are.
+        WrongArguments: one is not known; the text names those that are.
     """
     names = [name if name.startswith(prefix) else prefix + name for name in wanted]
     if unknown := [name for name in names if name not in known]:
         near = get_close_matches(unknown[0], known, 9) if len(known) > _MOST_LISTED else known
-        raise UnknownTarget(
+        raise WrongArguments(
             f"there is no {what} {', '.join(map(repr, unknown))}. Likely cause: a typing error, or it belongs to "
             f"another target or stack. Next step: choose from {', '.join(dict.fromkeys(near)) or 'other --targets'}."
         )

@@ -360,8 +360,8 @@ def run_stacks(
         processes: that the cells' processes are among.
 
     Raises:
-        UnknownTarget: there is no such probe.
-        FolderTaken: another run writes its receipts there.
+        WrongArguments: there is no such probe.
+        InfrastructureFailed: another run writes its receipts there.
         OSError: the folder cannot be written.
     """
     rows = choose_canary_probes(catalog, options.probes)

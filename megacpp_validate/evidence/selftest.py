@@ -5,9 +5,8 @@ Standard library only: the mutants and the runs go to and from the environment i
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
@@ -134,11 +133,6 @@ def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
     half = Z_95 * math.sqrt(share * (1 - share) / trials + square / (4 * trials**2)) / (1 + square / trials)
     # At either end the formula gives exactly 0 or 1, and floating point nearly that.
     return 0.0 if hits == 0 else centre - half, 1.0 if hits == trials else centre + half
-
-
-def order_text(order: SelftestOrder) -> str:
-    """An order as the environment reads it."""
-    return json.dumps(asdict(order))
 
 
 def read_runs(text: str) -> tuple[SelftestRun, ...]:

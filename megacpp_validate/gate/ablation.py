@@ -254,7 +254,7 @@ def choose_features(words: Sequence[str], posture: Posture) -> tuple[Feature, ..
     """Rows from what was typed: `feature=recompute,mtp`, the same without `feature=`, or all.
 
     Raises:
-        UnknownTarget: a feature has no row.
+        WrongArguments: a feature has no row.
         NothingSelected: no feature is named.
     """
     typed = [name for word in words for name in word.removeprefix("feature=").split(",") if name]

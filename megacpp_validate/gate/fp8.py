@@ -75,7 +75,7 @@ def decide_policy(matrix: Path | None, presets: Sequence[str] = ()) -> PolicyRes
         presets: ids of presets; all without one.
 
     Raises:
-        UnknownTarget: there is no such preset.
+        WrongArguments: there is no such preset.
     """
     policy = read_fp8_policy(read_catalog(matrix).targets, matrix)
     chosen = choose_rows("preset", policy.presets, presets)

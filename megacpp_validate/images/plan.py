@@ -94,7 +94,7 @@ class ImageRows:
         """The rows of images.toml, checked against the targets; with `te`, of images with that release.
 
         Raises:
-            UnknownTarget: no row says how that release is compiled.
+            WrongArguments: no row says how that release is compiled.
         """
         images = read_images([target.id for target in self.catalog.targets], self.matrix)
         if not self.te:
@@ -158,7 +158,7 @@ class ImageRows:
         """The rows of targets, in the order of the file; all of them where none is named.
 
         Raises:
-            UnknownTarget: a target has no image.
+            WrongArguments: a target has no image.
         """
         chosen = choose_names("image for", [image.target for image in self.images.image], tuple(names))
         return tuple(image for image in self.images.image if image.target in chosen)

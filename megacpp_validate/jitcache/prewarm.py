@@ -8,23 +8,22 @@ half written, and no library checks what it reads from a cache.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
 from pydantic import Field
 
 from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.prewarm import PrewarmRows, PrewarmTask
+from ..environments.cell import own_folder
 from ..environments.interpreter import read_commit
 from ..environments.plan import find_target
-from ..errors import Exit, InfrastructureFailed, WrongArguments
+from ..errors import Exit, WrongArguments
 from . import layout
 from .cache import is_sealed, seal
 from .layout import Manifest, TaskDone, describe_files
@@ -85,7 +84,7 @@ def run_prewarm(
     if options.compile_only and options.root is None:
         with TemporaryDirectory(prefix="megacpp-compile-") as aside:
             result = run_prewarm(catalog, matrix, replace(options, root=Path(aside)), report)
-        return result.model_copy(update={"mode": "compile only", "folder": "", "manifest": "", "sealed": False})
+        return result.model_copy(update={"folder": "", "manifest": "", "sealed": False})
     started, target = time.monotonic(), find_target(catalog, options.target)
     selected = select_tasks(matrix.task, target.id, options)
     root = find_root(options.root)
@@ -106,7 +105,7 @@ def run_prewarm(
                 architecture=folder.name, target=target.id, folder=str(folder), stack=stack.read_seen(), tasks=(),
                 files=(), made=datetime.now(UTC).isoformat(timespec="seconds"), tool=TOOL, commit=read_commit(),
             )  # fmt: skip
-            with hold(folder):
+            with own_folder(folder / layout.STATE, "--root"):
                 fields = fill(stack, selected, take_over(folder, blank, matrix.keys), options, report)
             fields["versions"] = blank.stack.versions
         return PrewarmResult(
@@ -189,20 +188,3 @@ def write_files(manifest: Manifest, **changes: Any) -> Manifest:
     manifest = manifest.model_copy(update={"files": describe_files(folder), **changes})
     layout.write_manifest(folder, manifest)
     return manifest
-
-
-@contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Hold ROOT/ARCH against a second prewarm.
-
-    Raises:
-        InfrastructureFailed: another prewarm works there.
-    """
-    (folder / layout.STATE).mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / layout.STATE / "lock", timeout=0):
-            yield
-    except Timeout as fault:
-        raise InfrastructureFailed(
-            f"another prewarm works in {folder}. Next step: wait for it, or give another --root."
-        ) from fault

@@ -103,8 +103,8 @@ class JitResult(Result):
 
     Attributes:
         architecture: of the folder: "sm_90a"; "cpu".
-        folder: ROOT/ARCH.
-        mode: of DeepGEMM's compiler; "compile only" where nothing is kept.
+        folder: ROOT/ARCH; empty where nothing is kept.
+        mode: of DeepGEMM's compiler; "compile only" in earlier files.
         interpreter: of the stack, in words.
         manifest: its hash, "sha256:..."; empty where the cache is not sealed.
         rows: in the order of the matrix, tasks before cells.
@@ -159,7 +159,7 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
     A task for more devices than --ranks is left for a host that has them: it stops neither the others nor their seal.
 
     Raises:
-        UnknownTarget: a task that the target does not have, or that needs a GPU with --at-build.
+        WrongArguments: a task that the target does not have, or that needs a GPU with --at-build.
         NothingSelected: there is none.
     """
     of_target = tuple(task for task in every if target in task.targets)

@@ -9,10 +9,9 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.matrix import MatrixOptions, MatrixRun, choose_cells, plan_matrix
-from megacpp_validate.environments.plan import UnknownTarget
 from megacpp_validate.environments.slurm import Cluster
 from megacpp_validate.environments.stacks import read_spec
-from megacpp_validate.errors import NothingSelected
+from megacpp_validate.errors import NothingSelected, WrongArguments
 
 
 def options(*targets: str, **more: Any) -> MatrixOptions:
@@ -43,9 +42,9 @@ def test_what_is_selected(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     ("more", "fault", "words"),
     [
-        ({"stacks": ("te9",)}, UnknownTarget, "there is no stack 'te9'.*Next step: choose from"),
-        ({"probes": ("atention",)}, UnknownTarget, "there is no probe 'atention'"),
-        ({"cells": ("native-cpu-no",)}, UnknownTarget, "there is no cell 'native-cpu-no'"),
+        ({"stacks": ("te9",)}, WrongArguments, "there is no stack 'te9'.*Next step: choose from"),
+        ({"probes": ("atention",)}, WrongArguments, "there is no probe 'atention'"),
+        ({"cells": ("native-cpu-no",)}, WrongArguments, "there is no cell 'native-cpu-no'"),
         ({"stacks": ("te2.17.1",)}, NothingSelected, "nothing in common"),
     ],
 )

@@ -9,7 +9,8 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.interpreter import Facts
-from megacpp_validate.environments.plan import UnknownTarget, choose_canary_probes, plan_blank, plan_row, why_not_here
+from megacpp_validate.environments.plan import choose_canary_probes, plan_blank, plan_row, why_not_here
+from megacpp_validate.errors import WrongArguments
 from megacpp_validate.probes.order import Order, read_order
 from tests.environments.places import H200, H200_HOST, target_of
 
@@ -60,7 +61,7 @@ def test_compositions_come_after_the_modules_and_reach_all_of_them(catalog: Cata
     assert [row.id for row in choose_canary_probes(catalog, ("moe_smoke", "imports"))] == ["imports", "moe_smoke"]
     order = plan_row(h200(catalog), catalog.compositions[0])
     assert order.bridge_modules == tuple(module.id for module in catalog.modules)
-    with pytest.raises(UnknownTarget, match=r"'smoke'.*Next step.*moe_smoke"):
+    with pytest.raises(WrongArguments, match=r"'smoke'.*Next step.*moe_smoke"):
         choose_canary_probes(catalog, ("smoke",))
 
 

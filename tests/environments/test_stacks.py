@@ -15,7 +15,7 @@ from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments import stacks
 from megacpp_validate.environments.fleet import Room
 from megacpp_validate.environments.interpreter import Facts, InterpreterEnvironment
-from megacpp_validate.environments.plan import UnknownTarget, choose_target
+from megacpp_validate.environments.plan import choose_target
 from megacpp_validate.environments.stacks import (
     Found,
     RanStack,
@@ -112,7 +112,7 @@ def test_the_target_is_that_of_the_gpu(catalog: Catalog) -> None:
     assert choose_target(catalog, [H200_HOST]).id == "h200"
     assert choose_target(catalog, [LAPTOP, H200_HOST.model_copy(update=b200)]).id == "b200"
     assert choose_target(catalog, [LAPTOP]).id == "h200"  # the reference; it says then that there is no GPU
-    with pytest.raises(UnknownTarget, match=r"sm_90, aarch64.*Next step"):
+    with pytest.raises(WrongArguments, match=r"sm_90, aarch64.*Next step"):
         choose_target(catalog, [H200_HOST.model_copy(update={"machine": "aarch64"})])
 
 

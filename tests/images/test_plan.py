@@ -7,7 +7,7 @@ import re
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
-from megacpp_validate.environments.plan import UnknownTarget
+from megacpp_validate.errors import WrongArguments
 from megacpp_validate.images.build import ImageOptions, plan_all
 from megacpp_validate.images.locks import read_image_lock
 from megacpp_validate.images.plan import DOCKERFILE, ImagePlan, ImageRows, describe_target
@@ -79,7 +79,7 @@ def test_an_image_a_release(te: str) -> None:
         )  # fmt: skip
     assert ImageRows(None, {}, "2.20.2").plan("h200") == ROWS.plan("h200"), "the pinned release"
     for wrong in ("2.18.9", "latest"):
-        with pytest.raises(UnknownTarget, match=r"no compiled release.*choose from 2\.20\.2"):
+        with pytest.raises(WrongArguments, match=r"no compiled release.*choose from 2\.20\.2"):
             ImageRows(None, {}, wrong).plan("h200")
 
 

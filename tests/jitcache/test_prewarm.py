@@ -10,10 +10,10 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog, read_catalog
 from megacpp_validate.catalog.prewarm import PrewarmTask, read_prewarm
-from megacpp_validate.errors import Exit, InfrastructureFailed, WrongArguments
+from megacpp_validate.errors import Exit, WrongArguments
 from megacpp_validate.jitcache.cache import check_sealed, is_sealed, open_working
 from megacpp_validate.jitcache.layout import Manifest, list_files
-from megacpp_validate.jitcache.prewarm import PrewarmResult, fill, hold, take_over
+from megacpp_validate.jitcache.prewarm import PrewarmResult, fill, take_over
 from megacpp_validate.jitcache.stack import Answer, JitOptions, JitRow, JitVerdict, Selected, select_tasks
 from megacpp_validate.jitcache.verify import JitVerifyResult
 from megacpp_validate.process import Processes
@@ -64,11 +64,6 @@ def test_caches_of_another_stack_or_architecture_are_refused(change: dict[str, A
     work = Path(open_working(sealed, tmp_path / "work").folder)
     with pytest.raises(WrongArguments, match=said):
         take(work, **change)
-
-
-def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
-    with hold(tmp_path), pytest.raises(InfrastructureFailed, match="another prewarm works"), hold(tmp_path):
-        pass
 
 
 def test_a_working_copy_is_continued_as_long_as_it_is_whole(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_what_appears_in_a_drivers_cache_closes_where_it_could_be_watched(
 
 def _result(*rows: JitRow, **more: object) -> JitVerifyResult:
     blank = JitVerifyResult(
-        tool="t", target="h200", architecture="sm_90a", folder="/r/sm_90a", mode="nvcc", manifest="sha256:0",
+        tool="t", target="h200", architecture="sm_90a", folder="/r/sm_90a", manifest="sha256:0",
         interpreter="python", rows=rows,
     )  # fmt: skip
     return blank.model_copy(update=more)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from megacpp_validate.canary.dynamic.selftest import plan_selftest  # noqa: E402
 from megacpp_validate.catalog.bridge import Catalog  # noqa: E402
 from megacpp_validate.evidence.receipt import Outcome  # noqa: E402
-from megacpp_validate.evidence.selftest import Mutant, SelftestOrder, order_text, read_runs  # noqa: E402
+from megacpp_validate.evidence.selftest import Mutant, SelftestOrder, read_runs  # noqa: E402
 from megacpp_validate.selftest.tasks import Task, plan_tasks, run_tasks  # noqa: E402
 
 LIMIT_S = 120.0
@@ -72,7 +73,7 @@ def test_the_command(mutants: dict[str, Mutant], tmp_path: Path) -> None:
     order = SelftestOrder(("permute",), (mutants["unpermute-doubled"],), clean=1, seed=3)
     command = [sys.executable, "-m", "megacpp_validate.selftest", str(tmp_path / "runs"), "2", str(LIMIT_S)]
     switched_off = {**os.environ, "MEGACPP_DISABLE_TE": "1", "MEGACPP_DISABLE_TE_PERMUTE": "1"}  # not in here
-    subprocess.run(command, input=order_text(order), env=switched_off, text=True, check=True)
+    subprocess.run(command, input=json.dumps(asdict(order)), env=switched_off, text=True, check=True)
     clean, damaged = read_runs((tmp_path / "runs").read_text())
     assert [receipt.outcome for receipt in clean.receipts] == [Outcome.PASS]
     assert (clean.mutant, clean.seed, damaged.mutant, damaged.seed) == ("", 3, "unpermute-doubled", 4)

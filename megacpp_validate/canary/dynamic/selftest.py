@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +48,7 @@ def run_selftest(
     with tempfile.TemporaryDirectory(prefix="megacpp-selftest-") as scratch:
         folder = Path(scratch)
         given, runs, log = (folder / name for name in ("order.json", "runs.jsonl", "log"))
-        given.write_text(score.order_text(order), encoding="utf-8")
+        given.write_text(json.dumps(asdict(order)), encoding="utf-8")
         environment = host_interpreter(os.environ, find_torch_python())
         call = environment.call("megacpp_validate.selftest", str(runs), str(jobs), str(limit_s))
         ended = Processes().run(call, folder=folder, limit_s=_LIMIT_S, log=log, given=given)
@@ -127,13 +129,13 @@ def _judge_mutant(
     if run is None:
         return row
     heard = [receipt for receipt in run.receipts if (run.requested, receipt.probe) not in alarms]
-    found = blame(heard, catalog.modules)
+    culprits = [case.first.module for case in blame(heard, catalog.modules)]
     ran = {receipt.probe for receipt in heard if receipt.outcome is not Outcome.NOT_RUN}
     verdict, reason = Verdict.MISSED, "every probe was good"
     if not run.planted:
         verdict, reason = Verdict.NOT_PLANTED, run.trouble
-    elif found.culprits:
-        right = found.culprits[0] == mutant.module
+    elif culprits:
+        right = culprits[0] == mutant.module
         verdict, reason = Verdict.RIGHT if right else Verdict.WRONG_MODULE, run.trouble
     elif run.trouble or mutant.module not in ran:
         verdict = Verdict.NOT_RUN
@@ -141,5 +143,5 @@ def _judge_mutant(
     elif not run.reached:
         reason = f"no probe runs {mutant.at}, or it changes nothing there"
     failed = {receipt.probe: first_failure(receipt) for receipt in heard if is_red(receipt)}
-    seen = tuple(Sighting(by=name, names=(failed[name],)) for name in found.culprits)
+    seen = tuple(Sighting(by=name, names=(failed[name],)) for name in culprits)
     return row.model_copy(update={"verdict": verdict, "reason": reason, "seen": seen, "seconds": run.seconds})

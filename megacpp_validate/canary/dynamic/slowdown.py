@@ -269,14 +269,15 @@ def name_shared(slowness: Slowness, sides: Sides) -> Culprit:
         signature=f"slower by {slowness.factor:.2f}: {', '.join(slowness.modules)}",
         summary=f"{len(slowness.modules)} of {slowness.timed} modules became slower by the same factor, "
         f"{slowness.factor:.2f}: a lower clock or another load on this machine, or a library that all of them stand on",
-        evidence=tuple(map(_describe_timing, slowness.shared)),
+        evidence=tuple(map(describe_timing, slowness.shared)),
         next_step="look at the clocks, the temperature and what else runs on this machine, and time both stacks again; "
         f"stay on {sides.before} if it lasts",
         cascades=slowness.modules,
     )
 
 
-def _describe_timing(row: TimingChange) -> str:
+def describe_timing(row: TimingChange) -> str:
+    """One use before and after, beside the noise, as culprits and steps list it."""
     times = f"{row.before_ms:.4g} -> {row.after_ms:.4g} ms, ratio {row.ratio:.3f}"
     return f"{row.module} {row.name}: {times}; noise explains {row.noise:.3f} ({row.derivation})"
 
@@ -287,7 +288,7 @@ def _describe_slow(module: str, rows: tuple[TimingChange, ...]) -> Watched:
     summary = f"{module} takes {worst.ratio:.2f} times the time of `{worst.name}` (it was {worst.before_ms:.3g} ms and "
     summary += f"is {worst.after_ms:.3g} ms)"
     signature = f"slower: {', '.join(sorted({row.name for row in rows}))}"
-    return Watched(module, Cause.PERFORMANCE, signature, summary, tuple(map(_describe_timing, rows)), rows)
+    return Watched(module, Cause.PERFORMANCE, signature, summary, tuple(map(describe_timing, rows)), rows)
 
 
 def _explains(first: Watched, later: Watched) -> bool:

@@ -52,7 +52,7 @@ def describe_prewarm(result: PrewarmResult) -> Document:
         summary += f" Left out: {count(result.left_out, 'task')}."
     if verdict is not None:
         summary += f" {describe_verify(verdict).summary}"
-    title = f"JIT caches of {result.target} ({result.architecture}, {result.mode})"
+    title = f"JIT caches of {result.target} ({result.architecture}{'' if result.folder else ', compile only'})"
     return Document(title, summary, mark_exit(result.exit, open_="done"), blocks, cases)
 
 
@@ -77,7 +77,7 @@ def describe_verify(result: JitVerifyResult) -> Document:
             "The cache is of another stack: no task ran on it, and nothing is proven. Next step: use that stack, or "
         )
         summary += f"prewarm this one: `nox -s prewarm -- --target {result.target} --root FOLDER`."
-    title = f"The sealed JIT cache of {result.target} ({result.architecture}, {result.mode})"
+    title = f"The sealed JIT cache of {result.target} ({result.architecture})"
     mark = mark_exit(result.exit, open_="warm", closed="not warm", otherwise="not proven")
     return Document(title, summary, mark, blocks, (*cases, *unreported))
 

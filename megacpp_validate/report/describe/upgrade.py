@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ...canary.dynamic.slowdown import TimingChange
+from ...canary.dynamic.slowdown import describe_timing
 from ...canary.dynamic.step import ModuleChange, StepResult
 from ...canary.requirements import WheelRequirements
 from ...canary.upgrade import UpgradeResult
@@ -119,13 +119,6 @@ def describe_upgrade(result: UpgradeResult, *, verbose: bool = False) -> Documen
     return Document(title, summarize_upgrade(result), mark_upgrade(result), tuple(blocks), (*cases, *unusable))
 
 
-def describe_timing(row: TimingChange) -> str:
-    """One use before and after, beside the noise."""
-    times = f"{row.name}: {row.before_ms:.3g} → {row.after_ms:.3g} ms"
-    noise = f"two runs of one stack differ by up to {row.noise:.2f} x" if row.noise else row.derivation
-    return f"{times} ({row.ratio:.2f} x; {noise})"
-
-
 def describe_step(step: StepResult, reported: Collection[str] = (), *, verbose: bool = False) -> Iterator[Block]:
     """One step below its summary: culprits, timings, versions, and what has no evidence.
 
@@ -133,7 +126,7 @@ def describe_step(step: StepResult, reported: Collection[str] = (), *, verbose: 
         reported: reasons for missing evidence that the reader knows already.
     """
     yield from map(describe_culprit, step.culprits)
-    yield Bullets(tuple(f"{row.module}: {describe_timing(row)}" for row in step.timings if verbose or row.slower))
+    yield Bullets(tuple(describe_timing(row) for row in step.timings if verbose or row.slower))
     yield Table(
         ("also changed", step.before, step.after),
         tuple((row.name, row.before or "not loaded", row.after or "not loaded") for row in step.versions),
@@ -172,7 +165,7 @@ def describe_watch(result: WatchResult) -> Document:
     judged = (
         Diagnostic(
             row.version, bad("breaks") if row.code == Exit.CLOSED else good("open"), "releases",
-            fields=(("judged against", row.against), ("issue", row.issue)),
+            fields=(("judged against", result.pinned), ("issue", row.issue)),
         )
         for row in result.judged
     )  # fmt: skip

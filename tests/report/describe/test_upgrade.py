@@ -89,8 +89,7 @@ def test_the_words(catalog: Catalog, snapshot: SnapshotAssertion, monkeypatch: p
 
 def watched(*codes: int, **failed: str) -> WatchResult:
     rows = (
-        JudgedRelease(version=f"2.2{at}.0", against="2.20.2", code=code, issue="issues/x.md")
-        for at, code in enumerate(codes, start=1)
+        JudgedRelease(version=f"2.2{at}.0", code=code, issue="issues/x.md") for at, code in enumerate(codes, start=1)
     )
     return WatchResult(
         tool="t", pinned="2.20.2", listed=31, judged=tuple(rows), failed=failed
