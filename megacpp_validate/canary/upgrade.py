@@ -70,8 +70,6 @@ class CanaryOptions(RunOptions):
     tiers: str | None = None
     every_installed: bool = False
     environments: tuple[str, ...] = ()
-    probes: tuple[str, ...] = ()
-    fresh: bool = False
     times: bool = True
     matrix: Path | None = None
     verbose: bool = False
@@ -413,7 +411,7 @@ def _run_on_device(
     ]
     room = Room(plan_jobs(options.jobs, gpu=is_gpu))
     running = host_stacks.StackOptions(
-        options.probes, options.times and is_gpu, room, options.fresh, progress.cell, seed=options.seed,
+        options.times and is_gpu, room, progress.cell, probes=options.probes, fresh=options.fresh, seed=options.seed,
         receipts=options.receipts.absolute(), limit_s=options.limit_s,
     )  # fmt: skip
     with writing_to(options.receipts, "receipts", "--receipts"):

@@ -32,7 +32,7 @@ def prewarm(
     from ..jitcache.stack import JitOptions
     from ..jitcache.verify import run_verify
 
-    options, rows = fill(JitOptions, locals(), tasks=tasks or None), read_prewarm(context.catalog, context.matrix)
+    options, rows = fill(JitOptions, locals()), read_prewarm(context.catalog, context.matrix)
     result = run_prewarm(context.catalog, rows, options, say)
     if not result.sealed:
         return result
@@ -61,7 +61,7 @@ def jit_verify(
     from ..jitcache.stack import JitOptions
     from ..jitcache.verify import run_verify
 
-    options = fill(JitOptions, locals(), tasks=tasks or None)
+    options = fill(JitOptions, locals())
     rows = read_prewarm(context.catalog, context.matrix)
     return run_verify(context.catalog, rows, options, work, context.receipts, say)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -83,9 +82,9 @@ def smoke_faults(
     """
     from ..canary.dynamic.planting import run_smoke_faults
     from ..catalog.planted import read_smoke_faults
-    from ..environments.host_session import SessionOptions
+    from ..environments.plan import RunOptions
 
-    options = fill(SessionOptions, locals(), probes=None)
+    options = fill(RunOptions, locals())
     known = read_smoke_faults((row.id for row in context.catalog.targets), context.matrix)
     return run_smoke_faults(context.catalog, known, faults, options, show_event)
 
@@ -100,6 +99,4 @@ def score(context: Context) -> Result:
     from ..canary.dynamic.scores import read_score
     from ..catalog.file import matrix_folder
 
-    root = (context.matrix or matrix_folder()).absolute().parent
-    names = ("selftest.json", "blame_score.json", "blame_score_held_out.json")
-    return read_score(context.catalog, root, *(Path("docs/evidence", name) for name in names))
+    return read_score(context.catalog, (context.matrix or matrix_folder()).absolute().parent)

@@ -20,10 +20,10 @@ def parity(context: Context, target: Target, probes: Probes = (), jobs: Jobs = 0
     One process a module, forward and every gradient against an fp64 reference. MEGACPP_DISABLE_TE=1 requests the
     native paths.
     """
-    from ..environments.host_session import SessionOptions, run_parity
+    from ..environments.host_session import run_parity
+    from ..environments.plan import RunOptions
 
-    options = fill(SessionOptions, locals(), probes=probes or None)
-    return run_parity(context.catalog, options, show_event)
+    return run_parity(context.catalog, fill(RunOptions, locals()), show_event)
 
 
 @verb("session:describe_session", runs=("fp8", 300.0))
@@ -33,10 +33,10 @@ def fp8(context: Context, target: Target = "h200", probes: Probes = (), jobs: Jo
     The cells are the rows of matrix/fp8.toml; those that train have a limit of their own there. A recipe that the
     target lacks must be refused there, which is good.
     """
-    from ..environments.host_session import SessionOptions
+    from ..environments.plan import RunOptions
     from ..gate.fp8 import run_fp8
 
-    return run_fp8(context.catalog, context.matrix, fill(SessionOptions, locals(), probes=probes or None), show_event)
+    return run_fp8(context.catalog, context.matrix, fill(RunOptions, locals()), show_event)
 
 
 @verb("session:describe_session", runs=("moe_smoke", 900.0))
@@ -52,11 +52,12 @@ def moe_smoke(
     never good. Exit code 2: the FP8 policy refuses the preset of a cell.
     """
     from ..catalog.policies import read_fp8_policy
-    from ..environments.host_session import SessionOptions, run_smoke
+    from ..environments.host_session import run_smoke
+    from ..environments.plan import RunOptions
     from ..gate.fp8 import refuse_cells
 
     # One cell at a time: the ranks of a cell have the GPUs, or the cores, to themselves.
-    options = fill(SessionOptions, locals(), probes=cells or None, jobs=1)
+    options = fill(RunOptions, locals(), probes=cells, jobs=1)
     policy = read_fp8_policy(context.catalog.targets, context.matrix)
     return run_smoke(context.catalog, options, show_event, ranks=ranks, admit=partial(refuse_cells, policy=policy))
 

@@ -78,7 +78,6 @@ class StackFit(Frozen):
 
     name: str
     te: str
-    parts: tuple[Part, ...]
     fits: tuple[Fit, ...]
 
     def of(self, verdict: FitVerdict) -> tuple[Fit, ...]:
@@ -189,9 +188,8 @@ def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], releases: I
         fits += _judge_rows(stack, te, needs, ranges)
         fits += [*_judge_release(stack, te, [Version(release) for release in releases]), *_judge_torch(stack)]
     order = list(FitVerdict)
-    parts = tuple(sorted(stack.parts.values(), key=lambda part: part.name))
     ordered = tuple(sorted(fits, key=lambda fit: (order.index(fit.verdict), fit.need != "release", fit.component)))
-    return StackFit(name=stack.name, te=stack.te, parts=parts, fits=ordered)
+    return StackFit(name=stack.name, te=stack.te, fits=ordered)
 
 
 def _judge_rows(stack: Stack, te: Version, needs: Needs, ranges: Iterable[Range]) -> Iterator[Fit]:

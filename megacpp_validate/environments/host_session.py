@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
@@ -94,25 +94,14 @@ def build_support(receipts: Sequence[Receipt], modules: Sequence[str], unreadabl
     return SupportGrid(modules=tuple(modules), stacks=stacks, unreadable=unreadable)
 
 
-@dataclass(frozen=True)
-class SessionOptions(RunOptions):
-    """What a session is asked for.
-
-    Attributes:
-        probes: ids of probes or cells; None for all.
-    """
-
-    probes: tuple[str, ...] | None
-
-
-def run_parity(catalog: Catalog, options: SessionOptions, progress: Progress) -> ParityResult:
+def run_parity(catalog: Catalog, options: RunOptions, progress: Progress) -> ParityResult:
     """Every bridge module against native PyTorch. Raises as `run_session`."""
-    rows = choose_rows("probe", catalog.modules, options.probes or ())
+    rows = choose_rows("probe", catalog.modules, options.probes)
     return ParityResult(**dict(run_session(find_target(catalog, options.target), options, rows, progress)))
 
 
 def run_smoke(
-    catalog: Catalog, options: SessionOptions, progress: Progress, *, ranks: int,
+    catalog: Catalog, options: RunOptions, progress: Progress, *, ranks: int,
     admit: Callable[[Sequence[ProbeCell]], None],
 ) -> SmokeSession:  # fmt: skip
     """The whole model trained, one cell after the other. Raises as `run_session`.
@@ -126,7 +115,7 @@ def run_smoke(
         facts = read_facts(host_interpreter(os.environ, options.python), Processes())
         options = replace(options, target="cpu" if facts.gpu is None else choose_target(catalog, [facts]).id)
     target = find_target(catalog, options.target)
-    every = choose_smoke_cells(catalog, target.id, options.probes or ())
+    every = choose_smoke_cells(catalog, target.id, options.probes)
     rows = [row for row in every if ranks in (0, row.ranks)]
     if not rows:
         known = ", ".join(sorted({str(row.ranks) for row in every}))
@@ -138,7 +127,7 @@ def run_smoke(
 
 
 def run_session(
-    target: TargetRow, options: SessionOptions, rows: Sequence[BridgeModule | ProbeCell], progress: Progress
+    target: TargetRow, options: RunOptions, rows: Sequence[BridgeModule | ProbeCell], progress: Progress
 ) -> SessionResult:
     """Run the cells of some rows on the host's interpreter, the longest first, or report why not here.
 

@@ -50,10 +50,8 @@ class MatrixOptions(RunOptions):
         stacks: ids of rows of matrix/stacks.toml, `native`, or names of `specs`; without one the pinned stack on
             targets with a GPU, and `native` on others.
         specs: environments that a person described.
-        probes: ids of bridge modules, compositions, FP8 cells and smoke cells; all without one.
         cells: whole cell ids, or patterns of them; all without one.
         launcher, cluster: what runs the jobs.
-        fresh: run again what has a receipt.
         variables: environment variables of the user.
     """
 
@@ -61,11 +59,9 @@ class MatrixOptions(RunOptions):
     variables: Mapping[str, str] = field(repr=False)
     stacks: tuple[str, ...] = ()
     specs: tuple[Spec, ...] = ()
-    probes: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
     launcher: Launcher = "local"
     cluster: Cluster = field(default_factory=Cluster)
-    fresh: bool = False
 
 
 class MatrixCell(Frozen):

@@ -35,6 +35,8 @@ class RunOptions:
         jobs: processes at a time; 0 for what suits this machine.
         limit_s: seconds that one cell, task or import may take.
         seed: of weights and inputs.
+        probes: ids of probes or cells; all where there is none.
+        fresh: run again what an earlier run has a receipt of.
     """
 
     target: str = ""
@@ -44,6 +46,8 @@ class RunOptions:
     jobs: int = 0
     limit_s: float = 300.0
     seed: int = 0
+    probes: tuple[str, ...] = ()
+    fresh: bool = False
 
 
 def choose_target(catalog: Catalog, facts: Sequence[Facts]) -> TargetRow:

@@ -278,17 +278,13 @@ class StackOptions(RunOptions):
     """What is run on every stack, and how.
 
     Attributes:
-        probes: by id; all where there is none.
         times: whether modules are timed, and the first stack a second time, for the noise of the card.
         room: what all cells together may take at a time.
-        fresh: run again what an earlier run has a receipt of.
         progress: called with what becomes of each cell.
     """
 
-    probes: tuple[str, ...]
     times: bool
     room: Room
-    fresh: bool = False
     progress: Progress = lambda _: None
 
 

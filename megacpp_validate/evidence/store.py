@@ -10,7 +10,6 @@ import lzma
 import math
 import os
 import re
-import statistics
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -205,7 +204,7 @@ class ReceiptHead(BaseModel):
 
     Attributes:
         after: library -> kernels that were compiled just in time after warm-up.
-        steps, model, precision, preset: of its first training run.
+        model, precision, preset: of its first training run.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -227,9 +226,6 @@ class ReceiptHead(BaseModel):
     host: str = Field(default="", validation_alias=AliasPath("machine", "host"))
     gpu: str = Field(default="", validation_alias=AliasPath("machine", "gpu"))
     after: dict[str, int] = Field(default={}, validation_alias=AliasPath("jit", "after"))
-    steps: list[dict[str, float | None]] = Field(
-        default=[], validation_alias=AliasPath("training", 0, "steps"), exclude=True
-    )
     model: str = Field(default="", validation_alias=AliasPath("training", 0, "model"), exclude=True)
     precision: str = Field(default="", validation_alias=AliasPath("training", 0, "precision"), exclude=True)
     preset: str = Field(default="", validation_alias=AliasPath("training", 0, "features", "preset"), exclude=True)
@@ -239,13 +235,6 @@ class ReceiptHead(BaseModel):
     def only_timed(self) -> bool:
         """Whether a good receipt has only times: a second run that measures the noise of the card."""
         return self.outcome is not None and self.outcome.is_good and "probe" not in self.seconds
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def step_seconds(self) -> float | None:
-        """Median seconds of the steps of the first run without its first step; None without training."""
-        times = [seconds for step in self.steps if (seconds := step.get("seconds")) is not None]
-        return statistics.median(times[1:] or times) if times else None
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Final, Literal, get_args
 from ..catalog.bridge import Catalog, ProbeCell, Recipe, read_catalog
 from ..catalog.policies import Fp8Policy, PolicyRule, Preset, read_fp8_policy
 from ..environments.fleet import Progress
-from ..environments.host_session import SessionOptions, SessionResult, run_session
-from ..environments.plan import choose_rows, find_target
+from ..environments.host_session import SessionResult, run_session
+from ..environments.plan import RunOptions, choose_rows, find_target
 from ..errors import WrongArguments
 from ..evidence.receipt import Outcome
 from ..evidence.values import Frozen, Result
@@ -199,7 +199,7 @@ class Fp8Result(SessionResult):
         return super().breaks or policy or any(verdict.outcome is LossOutcome.FAIL for verdict in self.loss)
 
 
-def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, progress: Progress) -> Fp8Result:
+def run_fp8(catalog: Catalog, matrix: Path | None, options: RunOptions, progress: Progress) -> Fp8Result:
     """Run the cells, and judge the curves that training left beside their receipts.
 
     Raises as `refuse_cells` and `run_session`.
@@ -208,7 +208,7 @@ def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, prog
         matrix: folder of the matrix; the project's own without it.
     """
     target = find_target(catalog, options.target)
-    rows = choose_rows("cell of FP8", catalog.fp8_cells, options.probes or (), "fp8_")
+    rows = choose_rows("cell of FP8", catalog.fp8_cells, options.probes, "fp8_")
     refuse_cells(rows, read_fp8_policy(catalog.targets, matrix))
     policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
     session = run_session(target, options, rows, progress)

@@ -61,11 +61,6 @@ SESSIONS: Final = (
 )
 
 
-def find_session(name: str) -> Session | None:
-    """The session of a name; a dash is as good as an underscore."""
-    return next((session for session in SESSIONS if session.name == name.replace("-", "_")), None)
-
-
 @dataclass(frozen=True)
 class ImageFacts:
     """What an image has in its environment variables; `arch` is empty for a target without a GPU."""
@@ -142,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
     if name in ("--help", "-h", "help"):
         sys.stdout.write(_render_help(image))
         return Exit.OPEN
-    if session := find_session(name):
+    if session := next((session for session in SESSIONS if session.name == name), None):
         return _start(plan_session(session, rest, image))
     if not shutil.which(name):
         raise WrongArguments(

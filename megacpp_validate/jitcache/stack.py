@@ -50,14 +50,14 @@ class JitOptions(RunOptions):
     """Options that prewarm and jit_verify share.
 
     Attributes:
-        tasks: ids; None for all.
+        tasks: ids; all where there is none.
         root: of the caches; that of MEGACPP_JIT_ROOT where it is None.
         ranks: most devices that a cell may take.
         at_build: only what needs no GPU, as when an image is built.
         compile_only: the same on any machine, in a folder that is removed: whether every kernel compiles.
     """
 
-    tasks: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] = ()
     root: Path | None = None
     ranks: int = 1
     at_build: bool = False
@@ -164,9 +164,9 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
     """
     of_target = tuple(task for task in every if target in task.targets)
     possible = [task for task in of_target if not (task.gpu and (options.at_build or options.compile_only))]
-    chosen = choose_rows(f"task of {target}", possible, options.tasks or ())
+    chosen = choose_rows(f"task of {target}", possible, options.tasks)
     tasks = tuple(task for task in chosen if options.tasks or task.ranks <= options.ranks)
-    if options.tasks == () or not tasks:
+    if not tasks:
         raise NothingSelected(
             f"no task of matrix/prewarm.toml for {target} is selected. Next step: name one, or leave --tasks out."
         )

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.canary.dynamic.scores import FaultScore, ScoreRow, SuiteScore, Verdict, plan_mutant, read_score
+from megacpp_validate.canary.dynamic.scores import (
+    EVIDENCE,
+    FaultScore,
+    ScoreRow,
+    SuiteScore,
+    Verdict,
+    plan_mutant,
+    read_score,
+)
 from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
 from megacpp_validate.errors import Exit
 from megacpp_validate.report.describe.scores import describe_score
@@ -19,9 +27,6 @@ from tests.command_line import end_of
 
 ROOT = Path(__file__).parents[2]
 SHOWN = "docs/examples/score.md"
-NAMES = tuple(
-    Path("docs/evidence") / name for name in ("selftest.json", "blame_score.json", "blame_score_held_out.json")
-)
 FILES = ("blame_score.json", "blame_score_held_out.json")
 
 
@@ -66,7 +71,7 @@ def test_what_is_no_full_selftest_is_no_score(
     assert "not of a full selftest" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("name", [name.name for name in NAMES])
+@pytest.mark.parametrize("name", [name.name for name in EVIDENCE])
 def test_a_file_that_is_missing_or_holds_no_score_has_its_exit_code(
     name: str, checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,7 +87,7 @@ def test_a_file_that_is_missing_or_holds_no_score_has_its_exit_code(
 def test_what_is_committed_is_fresh() -> None:
     """The counts are those of the evidence, the page is that of the counts; days come with commits."""
     score = SuiteScore.model_validate_json((ROOT / "docs/evidence/score.json").read_text())
-    now = read_score(read_catalog(), ROOT, *NAMES)
+    now = read_score(read_catalog(), ROOT)
 
     def counts(result: SuiteScore) -> list[tuple[str, int, int, str, str]]:
         return [(rate.id, rate.hits, rate.trials, rate.says, rate.source) for rate in result.rates]

@@ -37,7 +37,9 @@ from tests.environments.site_folders import make_package, make_te
 
 
 def options(tmp_path: Path, *, times: bool = True) -> StackOptions:
-    return StackOptions(("attention", "permute"), times, Room(2), seed=3, receipts=tmp_path / "receipts", limit_s=30.0)
+    return StackOptions(
+        times, Room(2), probes=("attention", "permute"), seed=3, receipts=tmp_path / "receipts", limit_s=30.0
+    )
 
 
 @pytest.fixture

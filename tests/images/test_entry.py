@@ -16,7 +16,6 @@ from megacpp_validate.images.entry import (
     SESSIONS,
     ImageFacts,
     choose_place,
-    find_session,
     plan_session,
     run_main,
     use_caches,
@@ -96,9 +95,7 @@ def test_the_command_of_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(entry, "choose_place", lambda: (tmp_path, True))
     result = tmp_path / "doctor.json"
     result.write_text('{"of": "an earlier run"}')
-    doctor, moe = find_session("doctor"), find_session("moe_smoke")
-    assert doctor is not None
-    assert moe is not None
+    doctor, moe = (next(one for one in SESSIONS if one.name == name) for name in ("doctor", "moe_smoke"))
     assert "--json" not in plan_session(doctor, ["--help"], CPU)
     assert result.exists()
     assert plan_session(doctor, ["--limit", "9"], CPU)[-7:] == [
@@ -128,5 +125,5 @@ def test_as_a_process(tmp_path: Path) -> None:
     assert (done.returncode, "a session of the image for a GPU" in done.stderr) == (2, True)
     done = start(tmp_path, "sh", "-c", "echo there; exit 3")
     assert (done.returncode, done.stdout) == (3, "there\n")
-    done = start(tmp_path, "fp8-policy", "--preset", "there-is-none")
+    done = start(tmp_path, "fp8_policy", "--preset", "there-is-none")
     assert (done.returncode, "there-is-none" in done.stderr) == (2, True)

@@ -137,9 +137,9 @@ def test_a_name_that_no_row_knows_is_refused_with_the_nearest(
 def test_images_of_the_matrix_and_what_is_changed_of_them(images: Images, judge: Judge) -> None:
     for image in images.image:
         lock = read_image_lock(matrix_folder().parent / image.lock)
-        fit = judge(stack_of_image(images, image, lock))
-        assert not fit.refused, (image.target, fit.of(REFUSED))
-        brought = {one.brought_by.partition(",")[0] for one in fit.parts}
+        stack = stack_of_image(images, image, lock)
+        assert not (refused := judge(stack).of(REFUSED)), (image.target, refused)
+        brought = {one.brought_by.partition(",")[0] for one in stack.parts.values()}
         assert brought == {f"base {image.base}", f"lock {image.lock}"}
     h200 = images.image[0]
     lock = read_image_lock(matrix_folder().parent / h200.lock)

@@ -49,10 +49,10 @@ def test_what_is_held_against_a_task(task: PrewarmTask, answer: Answer, said: st
 
 @pytest.mark.parametrize(
     ("names", "ranks", "at_build"),
-    [(None, 1, False), (None, 4, False), (("fa4_d64", "triton_rotation"), 1, False), (None, 1, True)],
+    [((), 1, False), ((), 4, False), (("fa4_d64", "triton_rotation"), 1, False), ((), 1, True)],
 )
 def test_what_the_caller_leaves_out_is_named(
-    catalog: Catalog, names: tuple[str, ...] | None, ranks: int, at_build: bool
+    catalog: Catalog, names: tuple[str, ...], ranks: int, at_build: bool
 ) -> None:
     options = JitOptions(names, target="h200", ranks=ranks, at_build=at_build)
     selected = select_tasks(read_prewarm(catalog).task, "h200", options)

@@ -295,7 +295,7 @@ def _open_stacks(
         stack = host_stacks.Stack("-".join(map("".join, point.items())), environment, facts)
         folder = receipts / f"seed-{options.seed}-within-{options.limit_s:g}s"  # a longer limit runs anew
         running = host_stacks.StackOptions(
-            (*dependencies, options.module), times=False, room=Room(plan_jobs(gpu=bool(target.arch))),
+            times=False, room=Room(plan_jobs(gpu=bool(target.arch))), probes=(*dependencies, options.module),
             seed=options.seed, receipts=folder, limit_s=options.limit_s,
         )  # fmt: skip
         (ran,) = host_stacks.run_stacks(catalog, target, (stack,), running, processes)

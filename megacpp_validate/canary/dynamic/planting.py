@@ -28,7 +28,7 @@ from ...environments import plan as planning
 from ...environments.cell import Cell, own_folder
 from ...environments.faulty_overlay import make_faulty
 from ...environments.fleet import Progress, Room, plan_jobs, run_here, share_cores
-from ...environments.host_session import SessionOptions, run_session
+from ...environments.host_session import run_session
 from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_facts
 from ...environments.stacks import find_environments, resolve_environment
 from ...errors import NoEnvironment, WrongArguments, writing_to
@@ -383,7 +383,7 @@ class CellFound(Frozen):
 
 
 def run_smoke_faults(
-    catalog: Catalog, known: planted.SmokeFaults, ids: Sequence[str], options: SessionOptions, progress: Progress
+    catalog: Catalog, known: planted.SmokeFaults, ids: Sequence[str], options: planning.RunOptions, progress: Progress
 ) -> FaultScore:
     """Run the cells that the target has, and judge every fault. Raises as `run_session`.
 

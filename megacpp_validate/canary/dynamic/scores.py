@@ -18,6 +18,9 @@ from ...errors import EvidenceMissing, WrongArguments
 from ...evidence.selftest import Mutant, wilson_interval
 from ...evidence.values import Frozen, Result, list_errors
 
+EVIDENCE: Final = tuple(
+    Path("docs/evidence", name) for name in ("selftest.json", "blame_score.json", "blame_score_held_out.json")
+)
 Suite = Literal["selftest", "blame-score", "fp8-faults", "smoke-faults"]
 
 
@@ -159,7 +162,6 @@ class Rate(Frozen):
     Attributes:
         id: short and stable.
         says: of what it is a rate, in a sentence.
-        good: which end is the good one.
         low, high: 95% Wilson interval.
         day: of the run, ISO 8601; empty where its file does not say.
         source: file of the evidence, relative to the checkout.
@@ -167,7 +169,6 @@ class Rate(Frozen):
 
     id: str
     says: str
-    good: Literal["high", "low"] = "high"
     hits: int = Field(ge=0)
     trials: int = Field(ge=0)
     low: float = Field(ge=0, le=1)
@@ -193,14 +194,15 @@ def plan_mutant(mutant: Mutant) -> ScoreRow:
     )  # fmt: skip
 
 
-def read_score(catalog: Catalog, root: Path, selftest: Path, blame: Path, held_out: Path) -> SuiteScore:
-    """The score of three files of evidence, relative to a checkout.
+def read_score(catalog: Catalog, root: Path) -> SuiteScore:
+    """The score of the three files of evidence of a checkout.
 
     Raises:
         WrongArguments: one of them holds no score.
         EvidenceMissing: one cannot be read, or the selftest is not of every mutant of this matrix.
     """
-    scores = {file: _read(root / file) for file in (selftest, blame, held_out)}
+    selftest, blame, held_out = EVIDENCE
+    scores = {file: _read(root / file) for file in EVIDENCE}
     tested, planned = scores[selftest], [plan_mutant(mutant) for mutant in catalog.mutants]
     if [row.plan for row in tested.faults] != [row.plan for row in planned] or not tested.alarms[1]:
         raise EvidenceMissing(
@@ -209,13 +211,13 @@ def read_score(catalog: Catalog, root: Path, selftest: Path, blame: Path, held_o
             "were named. Next step: run `nox -s selftest` on all."
         )
     planted = f"faults planted in the wrappers and in what Transformer Engine returns ({len(catalog.modules)} modules)"
+    clean = "probe runs without a fault, each with a fresh seed, that are red"
     ran: dict[str, Any] = {"source": selftest.as_posix(), "day": tested.finished_at[:10]}
     rates = [
         _rate("kill-rate", f"{planted} that turn a probe red", tested.caught, len(tested.judged), **ran),
         _rate("blame-accuracy", "of these, blamed on their own module", tested.right, tested.caught, **ran),
-        _rate("false-alarms", "probe runs without a fault, each with a fresh seed, that are red", *tested.alarms, **ran,
-              good="low"),
-    ]  # fmt: skip
+        _rate("false-alarms", clean, *tested.alarms, **ran),
+    ]
     for file, kind, name in ((blame, "faults", "te-blame"), (held_out, "held-out faults", "te-blame-held-out")):
         score = scores[file]
         ran = {"source": file.as_posix(), "day": score.finished_at[:10]}
@@ -224,7 +226,7 @@ def read_score(catalog: Catalog, root: Path, selftest: Path, blame: Path, held_o
         rates.append(_rate(name, says, score.right, len(score.judged), **ran))
         if score.alarms[1]:
             says = f"pairs of clean copies on {score.target} of which somebody is blamed"
-            rates.append(_rate("te-false-blame", says, *score.alarms, **ran, good="low"))
+            rates.append(_rate("te-false-blame", says, *score.alarms, **ran))
     rows = (row for score in scores.values() for row in (*score.faults, *score.clean))
     lost = tuple(f"{row.id}: {row.verdict.value}: {row.reason}" for row in rows if not row.was_judged)
     return SuiteScore(rates=tuple(rates), lost=lost)

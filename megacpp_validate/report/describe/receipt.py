@@ -18,7 +18,7 @@ _OF_THE_BOUND: Final = "bound-discriminates"  # this part says how tight the bou
 _MOST_FAILED: Final = 12  # checks of one cell that are listed by name
 # How a cell is run again, by how its probe begins.
 _VERBS: Final = {"fp8_": "fp8 --probes", "smoke_": "moe-smoke --cells"}
-_COLUMNS: Final = ("run", "outcome", "started", "commit", "stack", "total s", "probe s", "step s", "peak MiB", "late")
+_COLUMNS: Final = ("run", "outcome", "started", "commit", "stack", "total s", "probe s", "peak MiB", "late")
 _FEW: Final = 4  # cells whose history is shown in rows
 
 
@@ -208,7 +208,7 @@ def _summarize_cell(cell: str, rows: Sequence[HistoryRow]) -> tuple[str, Mark, s
 
 
 def _list_numbers(row: HistoryRow) -> tuple[str, ...]:
-    numbers = (row.seconds.get("total"), row.seconds.get("probe"), row.step_seconds, row.peak_memory_mib or None)
+    numbers = (row.seconds.get("total"), row.seconds.get("probe"), row.peak_memory_mib or None)
     shown = ("" if value is None else f"{value:.4g}" for value in numbers)
     started = row.started[:16].replace("T", " ")
     return started, row.commit[:8], row.environment[:8], *shown, str(sum(row.after.values()) or "")

@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from megacpp_validate.text import CONTROL
 
 
-def render_json(result: object) -> str:
-    """Two spaces, keys sorted, a line end; the same text for the same result, and nothing that steers a terminal.
-
-    Args:
-        result: a pydantic model, or a dataclass.
-    """
-    data: Any = result.model_dump(mode="json") if isinstance(result, BaseModel) else None
-    if data is None:
-        data = TypeAdapter(type(result)).dump_python(result, mode="json")
-    return dump_json(data, sort_keys=True)
+def render_json(result: BaseModel) -> str:
+    """Two spaces, keys sorted, a line end; the same text for the same result, and nothing that steers a terminal."""
+    return dump_json(result.model_dump(mode="json"), sort_keys=True)
 
 
 def dump_json(data: Any, *, sort_keys: bool = False) -> str:
