@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.images.build import Engine, find_engine, plan_build
 from megacpp_validate.images.plan import ImagePlan, ImageRows
 from megacpp_validate.images.tools import call, read_digest
@@ -121,7 +122,7 @@ def main() -> None:
     if asked.make_base:
         make_base(engine, asked.python)
     base = f"{STAND_IN}@{read_digest(f'{STAND_IN}:26.07', os.environ)}"
-    plan = ImageRows(None, os.environ).plan(asked.target, base)
+    plan = ImageRows(read_catalog(), os.environ).plan(asked.target, base)
     head = {"target": plan.target, "date": f"{datetime.now(UTC):%Y-%m-%d}", "base": base, "lock_hash": plan.lock_hash}
     earlier = json.loads(PAGE.read_text())["stages"] if PAGE.is_file() else []
     rows = {row["stage"]: row for row in earlier}

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.images.build import Engine, bake, find_engine
 from megacpp_validate.images.plan import ImageRows, name_image
 from megacpp_validate.images.tools import call
@@ -60,7 +61,7 @@ def copy_checkout(folder: Path) -> Path:
 
 def build(engine: Engine, root: Path, base: str, *, fresh: bool) -> str:
     """Build the image from a checkout, without a push; its name."""
-    plan = ImageRows(root / "matrix", os.environ).plan("cpu", base)
+    plan = ImageRows(read_catalog(root / "matrix"), os.environ).plan("cpu", base)
     name = name_image("cpu", "", TAG)
     bake(engine, plan, name, root, root / "build.log", fresh=fresh)
     return name

@@ -49,9 +49,9 @@ class Requirements:
         WrongArguments: a text names no environment, or a component that no row knows.
     """
 
-    def __init__(self, catalog: Catalog, texts: Sequence[str], matrix: Path | None, target: str = "") -> None:
-        self._needs: Needs = read_needs([module.id for module in catalog.modules], matrix)
-        images: Images = read_images([row.id for row in catalog.targets], matrix)
+    def __init__(self, catalog: Catalog, texts: Sequence[str], target: str = "") -> None:
+        self._needs: Needs = read_needs(catalog)
+        images: Images = read_images(catalog)
         self._ranges = [row for row in images.range if row.outside == "refused"]
         self._releases = [stack.te for stack in catalog.stacks]
         given = read_given(texts, self._needs, images.base, os.environ, target)
@@ -132,9 +132,7 @@ class WheelRequirements(Result):
         return exit_for(breaks=False, lacks=bool(self.unknown))
 
 
-def run_requirements(
-    catalog: Catalog, te: str, matrix: Path | None, *, note: Callable[[str], None] = lambda _: None
-) -> WheelRequirements:
+def run_requirements(catalog: Catalog, te: str, *, note: Callable[[str], None] = lambda _: None) -> WheelRequirements:
     """Read the core wheels of a release, and the wheels of the libraries that they need.
 
     Args:
@@ -144,10 +142,9 @@ def run_requirements(
     Raises:
         WrongArguments: the index has no such release.
     """
-    modules = [module.id for module in catalog.modules]
     from .static.sources import Sources
 
-    needs, sources = read_needs(modules, matrix), Sources()
+    needs, sources = read_needs(catalog), Sources()
     found: list[SymbolNeed] = []
     unknown: dict[str, str] = {}
     with zipfile.ZipFile(sources.wheel(te)) as archive:  # ctypes binds every symbol at once without RTLD_LAZY
@@ -166,7 +163,7 @@ def run_requirements(
                 found += _find_needs(sources, library, name, mine, cuda, late=late, note=note) if mine else ()
             except (ToolError, NotReadable) as fault:
                 unknown[f"{name} for {distribution} {te}"] = str(fault)
-    ranges = read_images([row.id for row in catalog.targets], matrix).range
+    ranges = read_images(catalog).range
     known = tuple(one.model_copy(update={"known": _find_row(one, te, needs, ranges)}) for one in found)
     return WheelRequirements(te=te, needs=known, unknown=unknown)
 

@@ -57,7 +57,6 @@ class CanaryOptions(RunOptions):
         every_installed: all releases that the host has, oldest first.
         environments: "NAME=WAY:VALUE", each a stack of that name.
         times: whether modules are timed; only a GPU is.
-        matrix: folder of the matrix files; the project's own where it is None.
         verbose: list API changes that the bridge does not use, too.
     """
 
@@ -71,7 +70,6 @@ class CanaryOptions(RunOptions):
     every_installed: bool = False
     environments: tuple[str, ...] = ()
     times: bool = True
-    matrix: Path | None = None
     verbose: bool = False
 
 
@@ -221,7 +219,7 @@ def compare_pairs(catalog: Catalog, releases: Sequence[str], options: CanaryOpti
     from .static.sweep import read_chosen, read_pair, run_pair
 
     library = sources.library
-    needs = Requirements(catalog, options.environment, options.matrix, options.target) if library is TE else None
+    needs = Requirements(catalog, options.environment, options.target) if library is TE else None
     if len(releases) < 2:
         listed = sources.versions()
         releases = (*(releases or (catalog.pinned.te if library is TE else listed[-2:][0],)), listed[-1])
@@ -284,7 +282,7 @@ def run_upgrade(catalog: Catalog, plan: CanaryPlan, options: CanaryOptions, prog
     return UpgradeResult(tiers=plan.tiers, seconds=seconds, **parts)
 
 
-def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | None) -> UpgradeResult:
+def compare_receipts(catalog: Catalog, folders: Sequence[Path]) -> UpgradeResult:
     """Judge the step from each folder of receipts to the next; runs nothing.
 
     Raises:
@@ -315,14 +313,14 @@ def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | N
     every = [receipt for side in sides for receipt in side.receipts]
     target = _read_one("target", [receipt.target for receipt in every])
     probes = {receipt.probe for receipt in every} | {module.id for module in catalog.modules if lost}
-    judged = _judge(catalog, target, sides, again, probes, lost, matrix)
+    judged = _judge(catalog, target, sides, again, probes, lost)
     seconds = {"gpu": round(time.monotonic() - started, 2)}
     return UpgradeResult(target=target, tiers=("gpu",), stacks=tuple(runs), seconds=seconds, **judged)
 
 
 def _judge(
     catalog: Catalog, target: str, sides: Sequence[StackReceipts], again: Mapping[str, Receipt],
-    probes: Collection[str], lost: dict[str, str], matrix: Path | None,
+    probes: Collection[str], lost: dict[str, str],
 ) -> dict[str, Any]:  # fmt: skip
     """Grid and steps of stacks: modules in dependency order, then compositions.
 
@@ -333,7 +331,7 @@ def _judge(
     """
     modules = [module for module in catalog.modules if module.id in probes]
     columns = [*(module.id for module in modules), *(row.id for row in catalog.compositions if row.id in probes)]
-    needs = read_needs([module.id for module in catalog.modules], matrix)
+    needs = read_needs(catalog)
     by_probe = [{receipt.probe: receipt for receipt in side.receipts} for side in sides]
     twice = {receipt.stack for receipt in again.values()}
     first = next((known for side, known in zip(sides, by_probe, strict=True) if side.stack in twice), {})
@@ -422,7 +420,7 @@ def _run_on_device(
         "target": target.id,
         "stacks": tuple(one.run for one in ran),
         "unmade": not reason and not any(stack.environment.python for stack in stacks),
-        **_judge(catalog, target.id, sides, again, selected, {}, options.matrix),
+        **_judge(catalog, target.id, sides, again, selected, {}),
     }
 
 

@@ -54,7 +54,7 @@ class WatchResult(Result):
 
 def run_watch(
     catalog: Catalog, folder: Path, listed: Sequence[str], render_issue: Callable[[UpgradeResult, str], str],
-    progress: Progress, *, matrix: Path | None = None,
+    progress: Progress,
 ) -> WatchResult:  # fmt: skip
     """Judge every release that is new, oldest first, and write an issue text for each.
 
@@ -72,7 +72,7 @@ def run_watch(
     for release in plan_watch(listed, {path.stem for path in folder.glob("issues/*.md")}, pinned):
         progress.note(f"{pinned} -> {release}")
         source = (PACKAGE_ROOT / "bridge",)  # else a project in the current folder is judged
-        options = CanaryOptions((pinned, release), source, tiers=TIERS, matrix=matrix)
+        options = CanaryOptions((pinned, release), source, tiers=TIERS)
         try:
             result = run_upgrade(catalog, plan_canary(catalog, options), options, progress)
         except ToolError as fault:

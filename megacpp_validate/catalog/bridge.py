@@ -157,6 +157,7 @@ class Catalog(Row):
     """The whole matrix.
 
     Attributes:
+        folder: that it was read from, with the other files of the matrix.
         modules: bridge modules in dependency order.
         compositions: of them, that the canary runs after them.
         pinned: the stack that is in production.
@@ -164,6 +165,7 @@ class Catalog(Row):
         mutants: what the suite's own score plants, as the environment gets it.
     """
 
+    folder: Path
     modules: tuple[BridgeModule, ...]
     compositions: tuple[ProbeCell, ...]
     fp8: tuple[Fp8Cell, ...]
@@ -194,6 +196,7 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     scopes = [path.stem for path in (PACKAGE_ROOT / "bridge").glob("*.py")]
     bridge, fp8, smoke, stacks, targets, mutants = read_rows(folder, _FILES, {"scope": scopes})
     return Catalog(
+        folder=(folder or matrix_folder()).absolute(),
         modules=tuple(bridge.module),
         compositions=tuple(bridge.composition),
         fp8=tuple(fp8.cell),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, cast
 
 from packaging.requirements import Requirement
@@ -12,7 +10,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import Field
 
-from .file import Names, RequirementText, Row, Text, VersionRange, VersionText, read_rows
+from .bridge import Catalog
+from .file import Names, RequirementText, Row, Text, VersionRange, VersionText, ids_of, read_rows
 
 FILE: Final = "images.toml"
 NEEDS: Final = "needs.toml"
@@ -301,17 +300,13 @@ class Images(Row):
         return next(source for source in self.source if source.id == name)
 
 
-def read_images(targets: Iterable[str], folder: Path | None = None) -> Images:
-    """The images in `folder`.
-
-    Args:
-        targets: ids of the rows of targets.toml.
-        folder: of the matrix; the project's own without it.
+def read_images(catalog: Catalog) -> Images:
+    """The images of a matrix.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (images,) = read_rows(folder, {FILE: Images}, {"target": list(targets)})
+    (images,) = read_rows(catalog.folder, {FILE: Images}, {"target": ids_of(catalog.targets)})
     return cast("Images", images)
 
 
@@ -416,15 +411,11 @@ class Needs(Row):
     difference: list[DifferenceText] = Field(min_length=1)
 
 
-def read_needs(modules: list[str], folder: Path | None = None) -> Needs:
-    """The needs in `folder`.
-
-    Args:
-        modules: ids of the bridge modules, which the rows name.
-        folder: of the matrix; the project's own without it.
+def read_needs(catalog: Catalog) -> Needs:
+    """The needs of a matrix.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (needs,) = read_rows(folder, {NEEDS: Needs}, {"module": modules})
+    (needs,) = read_rows(catalog.folder, {NEEDS: Needs}, {"module": ids_of(catalog.modules)})
     return cast("Needs", needs)

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Annotated, Final, Literal, cast
 
 from pydantic import Field
 
 from ..errors import InfrastructureFailed
 from ..evidence.values import ENVIRONMENT, Cause
-from .bridge import Planted, SmokeCell
-from .file import Names, Row, Text, read_rows
+from .bridge import Catalog, Planted, SmokeCell
+from .file import Names, Row, Text, ids_of, read_rows
 
 TE_FILE: Final = "te_faults.toml"
 FP8_FILE: Final = "fp8_faults.toml"
@@ -142,35 +141,28 @@ class _Fp8File(Row):
     fault: list[Fp8Fault] = Field(min_length=1)
 
 
-def read_te_faults(modules: Iterable[str], folder: Path | None = None) -> tuple[TeFault, ...]:
+def read_te_faults(catalog: Catalog) -> tuple[TeFault, ...]:
     """The faults in their order.
-
-    Args:
-        modules: ids of the bridge modules.
-        folder: of the matrix.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    known = list(modules)
-    (file,) = read_rows(folder, {TE_FILE: _TeFile}, {"module": known, "blamed": [*known, ENVIRONMENT]})
+    known = ids_of(catalog.modules)
+    (file,) = read_rows(catalog.folder, {TE_FILE: _TeFile}, {"module": known, "blamed": [*known, ENVIRONMENT]})
     return tuple(file.fault)
 
 
-def read_fp8_faults(
-    cells: Iterable[str], folder: Path | None = None, *, held_out: bool = False
-) -> tuple[Fp8Fault, ...]:
+def read_fp8_faults(catalog: Catalog, *, held_out: bool = False) -> tuple[Fp8Fault, ...]:
     """The faults in their order.
 
     Args:
-        cells: ids of the cells of FP8.
-        folder: of the matrix.
         held_out: those that no check was written for.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (file,) = read_rows(folder, {FP8_HELD_OUT if held_out else FP8_FILE: _Fp8File}, {"cell": list(cells)})
+    name = FP8_HELD_OUT if held_out else FP8_FILE
+    (file,) = read_rows(catalog.folder, {name: _Fp8File}, {"cell": ids_of(catalog.fp8_cells)})
     return tuple(file.fault)
 
 
@@ -215,14 +207,15 @@ class _FirewallFile(Row):
     damage: list[Damage] = Field(min_length=1)
 
 
-def read_damages(pinned: str, folder: Path | None = None) -> tuple[Damage, ...]:
+def read_damages(catalog: Catalog) -> tuple[Damage, ...]:
     """The damaged installs in their order; those that name no release are of the pinned one.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (file,) = read_rows(folder, {FIREWALL_FILE: _FirewallFile})
-    return tuple(row if row.release else row.model_copy(update={"release": pinned}) for row in file.damage)
+    (file,) = read_rows(catalog.folder, {FIREWALL_FILE: _FirewallFile})
+    pinned = {"release": catalog.pinned.te}
+    return tuple(row if row.release else row.model_copy(update=pinned) for row in file.damage)
 
 
 # --- the smoke run ----------------------------------------------------------------------------------------------------
@@ -289,15 +282,11 @@ class SmokeFaults(Row):
         return self.model_copy(update={"plans": plans, "faults": faults})
 
 
-def read_smoke_faults(targets: Iterable[str], folder: Path | None = None) -> SmokeFaults:
+def read_smoke_faults(catalog: Catalog) -> SmokeFaults:
     """The cells of the smoke run and their faults.
-
-    Args:
-        targets: ids of the matrix.
-        folder: of the matrix.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (faults,) = read_rows(folder, {SMOKE_FILE: SmokeFaults}, {"target": list(targets)})
+    (faults,) = read_rows(catalog.folder, {SMOKE_FILE: SmokeFaults}, {"target": ids_of(catalog.targets)})
     return cast("SmokeFaults", faults)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import date
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
@@ -19,7 +18,7 @@ from ..errors import WrongArguments
 from ..evidence.receipt import READABLE
 from .bridge import Catalog, Target, Targets
 from .bridge import Recipe as RecipeName
-from .file import MatrixInvalid, Names, Row, Text, ids_of, matrix_folder, read_rows
+from .file import MatrixInvalid, Names, Row, Text, ids_of, read_rows
 
 GATE: Final = "gate.toml"
 GATE_WAIVERS: Final = "gate_waivers.toml"
@@ -275,26 +274,22 @@ def _list_probes(row: Requirement, catalog: Catalog) -> Iterator[str]:
     yield from row.probes
 
 
-def read_gate_policy(catalog: Catalog, folder: Path | None = None) -> GatePolicy:
-    """The rules, waivers and lists of checks in `folder`.
-
-    Args:
-        catalog: of the same matrix.
-        folder: of the matrix; the project's own without it.
+def read_gate_policy(catalog: Catalog) -> GatePolicy:
+    """The rules, waivers and lists of checks of a matrix.
 
     Raises:
         MatrixInvalid: with every fault of the files.
     """
     every = ids_of((*catalog.modules, *catalog.compositions, *catalog.fp8, *catalog.smoke))
     rules, waivers = read_rows(
-        folder, {GATE: _GateFile, GATE_WAIVERS: _GateWaiverFile},
+        catalog.folder, {GATE: _GateFile, GATE_WAIVERS: _GateWaiverFile},
         {"target": ids_of(catalog.targets), "probe": every},
     )  # fmt: skip
     try:
-        evidence = _EVIDENCE.validate_json((folder or matrix_folder()).joinpath(CHECKS).read_bytes())
+        evidence = _EVIDENCE.validate_json((catalog.folder / CHECKS).read_bytes())
     except (OSError, ValueError) as fault:
         raise MatrixInvalid([f"{CHECKS}: cannot be read: {fault}"]) from fault
-    policy = read_fp8_policy(catalog.targets, folder)
+    policy = read_fp8_policy(catalog)
     return GatePolicy.model_construct(
         **dict(rules), **dict(waivers), catalog=catalog, evidence=evidence, low_precision=policy
     )
@@ -412,16 +407,12 @@ class Fp8Policy(_PolicyFile, _PresetFile):
     recipes: dict[str, tuple[str, ...]]
 
 
-def read_fp8_policy(targets: Sequence[Target], folder: Path | None = None) -> Fp8Policy:
-    """The policy in `folder`; `gate.fp8` applies it.
-
-    Args:
-        targets: of the matrix, which presets name.
-        folder: of the matrix; the project's own without it.
+def read_fp8_policy(catalog: Catalog) -> Fp8Policy:
+    """The policy of a matrix; `gate.fp8` applies it.
 
     Raises:
         MatrixInvalid: with every fault of both files.
     """
-    recipes = {target.id: tuple(target.recipes) for target in targets}
-    policy, presets = read_rows(folder, {POLICY: _PolicyFile, PRESETS: _PresetFile}, {"target": recipes})
+    recipes = {target.id: tuple(target.recipes) for target in catalog.targets}
+    policy, presets = read_rows(catalog.folder, {POLICY: _PolicyFile, PRESETS: _PresetFile}, {"target": recipes})
     return Fp8Policy.model_construct(**dict(policy), **dict(presets), recipes=recipes)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import Field
 
-from .bridge import Recipe
+from .bridge import Catalog, Recipe
 from .file import Names, Row, Text, read_rows
 
 FILE: Final = "postures.toml"
@@ -95,16 +94,13 @@ class Posture(Row):
         return {**self.speed_defaults, **self.experimental_taxes, **self.observability}
 
 
-def read_postures(folder: Path | None = None) -> Posture:
-    """The posture in `folder`.
-
-    Args:
-        folder: of the matrix; the project's own without it.
+def read_postures(catalog: Catalog) -> Posture:
+    """The posture of a matrix.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (posture,) = read_rows(folder, {FILE: Posture})
+    (posture,) = read_rows(catalog.folder, {FILE: Posture})
     return cast("Posture", posture)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Final, Literal, cast
 
 from pydantic import Field
@@ -85,15 +84,11 @@ class PrewarmRows(Row):
     keys: dict[str, list[Library]]
 
 
-def read_prewarm(catalog: Catalog, folder: Path | None = None) -> PrewarmRows:
-    """The file in `folder`.
-
-    Args:
-        catalog: the matrix whose targets the tasks name.
-        folder: of the matrix; the project's own without it.
+def read_prewarm(catalog: Catalog) -> PrewarmRows:
+    """The file of a matrix.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (rows,) = read_rows(folder, {FILE: PrewarmRows}, {"target": ids_of(catalog.targets)})
+    (rows,) = read_rows(catalog.folder, {FILE: PrewarmRows}, {"target": ids_of(catalog.targets)})
     return cast("PrewarmRows", rows)

@@ -107,7 +107,7 @@ class Context:
         """What the image verbs read of the checkout."""
         from ..images.plan import ImageRows
 
-        return ImageRows(self.matrix, dict(os.environ))
+        return ImageRows(self.catalog, dict(os.environ))
 
     @property
     def progress(self) -> upgrade.Progress:

@@ -134,13 +134,13 @@ def te_watch(
     from ..report.describe.upgrade import describe_release
     from ..report.render.markdown import render_markdown
 
-    catalog, matrix = context.catalog, context.matrix
+    catalog = context.catalog
 
     def render(found: UpgradeResult, release: str) -> str:
-        page = describe_release(found, release, run_requirements(catalog, release, matrix, note=say))
+        page = describe_release(found, release, run_requirements(catalog, release, note=say))
         return f"# {page.title}\n\n{render_markdown(page)}"
 
-    return run_watch(catalog, state, open_sources("static").versions(), render, context.progress, matrix=matrix)
+    return run_watch(catalog, state, open_sources("static").versions(), render, context.progress)
 
 
 @verb("canary:describe_requirements")
@@ -155,7 +155,7 @@ def te_requirements(
     """
     from ..canary.requirements import run_requirements
 
-    return run_requirements(context.catalog, te, context.matrix, note=say)
+    return run_requirements(context.catalog, te, note=say)
 
 
 @verb("canary:describe_firewall")
@@ -184,4 +184,4 @@ def compare_receipts(
     """Who is to blame for the steps between folders of receipts? Runs nothing: they may be of another machine."""
     from ..canary.upgrade import compare_receipts as compare
 
-    return compare(context.catalog, (before, *after), context.matrix)
+    return compare(context.catalog, (before, *after))

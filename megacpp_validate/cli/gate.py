@@ -50,7 +50,7 @@ def release_gate(
     from ..gate.release_folder import decide_folder
     from ..gate.rules import GateOptions
 
-    return decide_folder(fill(GateOptions, locals()), context.matrix)
+    return decide_folder(context.catalog, fill(GateOptions, locals()))
 
 
 @verb()
@@ -90,4 +90,4 @@ def fp8_policy(
     """
     from ..gate.fp8 import decide_policy
 
-    return decide_policy(context.matrix, preset)
+    return decide_policy(context.catalog, preset)

@@ -32,7 +32,7 @@ def prewarm(
     from ..jitcache.stack import JitOptions
     from ..jitcache.verify import run_verify
 
-    options, rows = fill(JitOptions, locals()), read_prewarm(context.catalog, context.matrix)
+    options, rows = fill(JitOptions, locals()), read_prewarm(context.catalog)
     result = run_prewarm(context.catalog, rows, options, say)
     if not result.sealed:
         return result
@@ -62,7 +62,7 @@ def jit_verify(
     from ..jitcache.verify import run_verify
 
     options = fill(JitOptions, locals())
-    rows = read_prewarm(context.catalog, context.matrix)
+    rows = read_prewarm(context.catalog)
     return run_verify(context.catalog, rows, options, work, context.receipts, say)
 
 

@@ -31,7 +31,7 @@ def report(
     from ..report.site.build import write_report
 
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
-    return write_report(context.catalog, store, folder, made_at, context.matrix)
+    return write_report(context.catalog, store, folder, made_at)
 
 
 @verb("receipt:describe_history")

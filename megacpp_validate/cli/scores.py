@@ -85,7 +85,7 @@ def smoke_faults(
     from ..environments.plan import RunOptions
 
     options = fill(RunOptions, locals())
-    known = read_smoke_faults((row.id for row in context.catalog.targets), context.matrix)
+    known = read_smoke_faults(context.catalog)
     return run_smoke_faults(context.catalog, known, faults, options, show_event)
 
 
@@ -97,6 +97,5 @@ def score(context: Context) -> Result:
     matrix.
     """
     from ..canary.dynamic.scores import read_score
-    from ..catalog.file import matrix_folder
 
-    return read_score(context.catalog, (context.matrix or matrix_folder()).absolute().parent)
+    return read_score(context.catalog)

@@ -36,7 +36,7 @@ def fp8(context: Context, target: Target = "h200", probes: Probes = (), jobs: Jo
     from ..environments.plan import RunOptions
     from ..gate.fp8 import run_fp8
 
-    return run_fp8(context.catalog, context.matrix, fill(RunOptions, locals()), show_event)
+    return run_fp8(context.catalog, fill(RunOptions, locals()), show_event)
 
 
 @verb("session:describe_session", runs=("moe_smoke", 900.0))
@@ -58,7 +58,7 @@ def moe_smoke(
 
     # One cell at a time: the ranks of a cell have the GPUs, or the cores, to themselves.
     options = fill(RunOptions, locals(), probes=cells, jobs=1)
-    policy = read_fp8_policy(context.catalog.targets, context.matrix)
+    policy = read_fp8_policy(context.catalog)
     return run_smoke(context.catalog, options, show_event, ranks=ranks, admit=partial(refuse_cells, policy=policy))
 
 
@@ -121,12 +121,12 @@ def ablate(
     from ..catalog.postures import read_postures
     from ..gate.ablation import AblationOptions, choose_features, run_ablation
 
-    posture = read_postures(context.matrix)
+    posture = read_postures(context.catalog)
     options = fill(
         AblationOptions, locals(), features=choose_features(list(features), posture),
         target=target if device == "cuda" else "cpu",
     )  # fmt: skip
-    policy = read_fp8_policy(context.catalog.targets, context.matrix)
+    policy = read_fp8_policy(context.catalog)
     return run_ablation(posture, policy, options, say)
 
 
@@ -150,5 +150,4 @@ def doctor(
     from ..environments.doctor import DoctorOptions, run_doctor
 
     options = fill(DoctorOptions, locals())
-    needs = read_needs([module.id for module in context.catalog.modules], context.matrix)
-    return run_doctor(context.catalog, needs, options, os.environ)
+    return run_doctor(context.catalog, read_needs(context.catalog), options, os.environ)

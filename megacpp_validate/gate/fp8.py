@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from ..catalog.bridge import Catalog, ProbeCell, Recipe, read_catalog
+from ..catalog.bridge import Catalog, ProbeCell, Recipe
 from ..catalog.policies import Fp8Policy, PolicyRule, Preset, read_fp8_policy
 from ..environments.fleet import Progress
 from ..environments.host_session import SessionResult, run_session
@@ -67,17 +67,16 @@ class PolicyResult(Result):
         return any(decision.outcome not in AGREED for decision in self.presets)
 
 
-def decide_policy(matrix: Path | None, presets: Sequence[str] = ()) -> PolicyResult:
+def decide_policy(catalog: Catalog, presets: Sequence[str] = ()) -> PolicyResult:
     """What the policy allows.
 
     Args:
-        matrix: folder of the matrix files; the project's own where it is None.
         presets: ids of presets; all without one.
 
     Raises:
         WrongArguments: there is no such preset.
     """
-    policy = read_fp8_policy(read_catalog(matrix).targets, matrix)
+    policy = read_fp8_policy(catalog)
     chosen = choose_rows("preset", policy.presets, presets)
     decisions = tuple(decide_preset(preset, policy) for preset in chosen)
     return PolicyResult(rules=len(policy.rules), presets=decisions)
@@ -199,18 +198,15 @@ class Fp8Result(SessionResult):
         return super().breaks or policy or any(verdict.outcome is LossOutcome.FAIL for verdict in self.loss)
 
 
-def run_fp8(catalog: Catalog, matrix: Path | None, options: RunOptions, progress: Progress) -> Fp8Result:
+def run_fp8(catalog: Catalog, options: RunOptions, progress: Progress) -> Fp8Result:
     """Run the cells, and judge the curves that training left beside their receipts.
 
     Raises as `refuse_cells` and `run_session`.
-
-    Args:
-        matrix: folder of the matrix; the project's own without it.
     """
     target = find_target(catalog, options.target)
     rows = choose_rows("cell of FP8", catalog.fp8_cells, options.probes, "fp8_")
-    refuse_cells(rows, read_fp8_policy(catalog.targets, matrix))
-    policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
+    refuse_cells(rows, read_fp8_policy(catalog))
+    policy = decide_policy(catalog)  # first: a file of the matrix that is wrong must not cost a session
     session = run_session(target, options, rows, progress)
     training = {row.id: row.settings.get("recipes", "").split() for row in rows if row.code == _TRAINING}
     trained = {one.cell: one for one in session.receipts if one.probe in training}

@@ -12,8 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from ..catalog.bridge import Catalog, read_catalog
-from ..catalog.file import matrix_folder
+from ..catalog.bridge import Catalog
 from ..catalog.images import read_needs
 from ..catalog.policies import GateRules, read_gate_policy
 from ..errors import EvidenceMissing, InfrastructureFailed, WrongArguments
@@ -27,7 +26,7 @@ _CODE: Final = re.compile(rf"[0-9a-f]{{12,64}}|{UNKNOWN}")
 RUN_LOCK: Final = ".lock"  # that a run holds in the folder of its receipts
 
 
-def decide_folder(options: GateOptions, matrix: Path | None = None) -> GateDecision:
+def decide_folder(catalog: Catalog, options: GateOptions) -> GateDecision:
     """What the rules say of a store.
 
     Raises:
@@ -39,12 +38,11 @@ def decide_folder(options: GateOptions, matrix: Path | None = None) -> GateDecis
         if not _CODE.fullmatch(code):
             raise WrongArguments(f"{code!r} is not the hash of code. Next step: give 12 to 64 digits, or {UNKNOWN!r}.")
     store = _read(options.store)
-    catalog = read_catalog(matrix)
-    policy = read_gate_policy(catalog, matrix)
+    policy = read_gate_policy(catalog)
     target = options.target or _choose_one(store, "target", "")
     rules = policy.choose(options.release, target)
     stack = options.stack or _choose_one(store, "stack", target)
-    order = _complete(replace(options, target=target, stack=stack), catalog, matrix)
+    order = _complete(replace(options, target=target, stack=stack), catalog)
     signed = baseline = None
     if options.signers is not None:
         try:
@@ -59,7 +57,7 @@ def decide_folder(options: GateOptions, matrix: Path | None = None) -> GateDecis
     if options.baseline is not None:
         judged = {one.sha256 for one in store.files if one.head is not None and one.head.stack == order.stack}
         baseline = _read_baseline(options.baseline, rules, judged, order.at)
-    known = catalog, read_needs([module.id for module in catalog.modules], matrix)
+    known = catalog, read_needs(catalog)
     return decide_release(store.files, GateContext(store.load, rules, order, known, baseline, signed))
 
 
@@ -112,14 +110,14 @@ def _choose_one(store: ReceiptStore, what: str, target: str) -> str:
     raise (WrongArguments if names else EvidenceMissing)(f"{text}Next step: {step}.")
 
 
-def _complete(options: GateOptions, catalog: Catalog, matrix: Path | None) -> GateOptions:
+def _complete(options: GateOptions, catalog: Catalog) -> GateOptions:
     """With the image digest and the lock that the row of the stack pins."""
     row = next((row for row in catalog.stacks if row.id == options.stack), None)
     if row is None:
         return options
     lock = options.lock
     if row.lock and not lock:
-        file = (matrix or matrix_folder()).parent / row.lock
+        file = catalog.folder.parent / row.lock
         if not file.is_file():
             raise WrongArguments(
                 f"there is no lock {file} of {row.id}. Likely cause: the matrix was copied alone. "

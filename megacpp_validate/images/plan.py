@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from .. import __version__
-from ..catalog.bridge import Catalog, matrix_folder, read_catalog
+from ..catalog.bridge import Catalog
 from ..catalog.images import Image, Images, Needs, read_images, read_needs
 from ..environments.fits import FitVerdict, Part, Stack, StackFit, judge_stack, require_known, stack_of_words
 from ..environments.plan import choose_names
@@ -76,18 +76,12 @@ class ImageRows:
     """The rows, pins and locks of a checkout.
 
     Attributes:
-        matrix: another folder of rows.
         te: release of Transformer Engine that images have instead of the pinned one.
     """
 
-    matrix: Path | None
+    catalog: Catalog
     variables: Mapping[str, str]
     te: str = ""
-
-    @cached_property
-    def catalog(self) -> Catalog:
-        """The matrix."""
-        return read_catalog(self.matrix)
 
     @cached_property
     def images(self) -> Images:
@@ -96,7 +90,7 @@ class ImageRows:
         Raises:
             WrongArguments: no row says how that release is compiled.
         """
-        images = read_images([target.id for target in self.catalog.targets], self.matrix)
+        images = read_images(self.catalog)
         if not self.te:
             return images
         choose_names("compiled release", [row.version for row in images.compiled], [self.te])
@@ -105,12 +99,12 @@ class ImageRows:
     @cached_property
     def needs(self) -> Needs:
         """The rows of needs.toml."""
-        return read_needs([module.id for module in self.catalog.modules], self.matrix)
+        return read_needs(self.catalog)
 
     @property
     def root(self) -> Path:
         """The folder of the checkout."""
-        return (self.matrix or matrix_folder()).absolute().parent
+        return self.catalog.folder.parent
 
     def plan(self, target: str, own_base: str = "", revision: str = "") -> ImagePlan:
         """What would be built for a target.

@@ -42,7 +42,7 @@ H200 = "cublas=13.1,cudnn=9.14,torch=2.11"
     ],
 )  # fmt: skip
 def test_requirements_of_a_step(old: str, new: str, env: str, found: dict[str, FitVerdict], catalog: Catalog) -> None:
-    fits = Requirements(catalog, [env] if env else [], None).find_new(old, new)
+    fits = Requirements(catalog, [env] if env else []).find_new(old, new)
     assert {fit.need: fit.verdict for fit in fits}.items() >= found.items()
     if not old.startswith("a-"):
         assert {fit.need for fit in fits} == set(found)
@@ -51,7 +51,7 @@ def test_requirements_of_a_step(old: str, new: str, env: str, found: dict[str, F
 
 def test_a_name_that_no_row_knows_is_refused(catalog: Catalog) -> None:
     with pytest.raises(WrongArguments, match=r"'cublass'.*Next step: write cublas"):
-        Requirements(catalog, ["cublass=13.1"], None)
+        Requirements(catalog, ["cublass=13.1"])
 
 
 USER = """
@@ -76,7 +76,7 @@ def judge(catalog: Catalog, tmp_path: Path):  # type: ignore[no-untyped-def]
         pair = (
             Release(ReleaseSource(version=one, wheel="", sha256=""), tmp_path / "te") for one in ("2.14.1", "2.17.1")
         )
-        return run_pair(*pair, source, tool="t", requirements=Requirements(catalog, [env] if env else [], None))
+        return run_pair(*pair, source, tool="t", requirements=Requirements(catalog, [env] if env else []))
 
     return run
 
@@ -124,6 +124,6 @@ def test_a_check_of_the_import_that_the_environment_meets_is_no_risk(
     write_release(tmp_path / "2.20.2", code + check)
     pair = (Release(ReleaseSource(version=one, wheel="", sha256=""), tmp_path / one) for one in ("2.17.1", "2.20.2"))
     (tmp_path / "user.py").write_text(USER.format(name="Linear"))
-    needs = Requirements(catalog, [env], None)
+    needs = Requirements(catalog, [env])
     result = run_pair(*pair, read_source([tmp_path / "user.py"]), tool="t", requirements=needs)
     assert sum(finding.impact is Impact.RISK for finding in result.findings) == risks

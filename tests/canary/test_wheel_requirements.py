@@ -48,7 +48,7 @@ def read(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # 
             platform = PLATFORM.format(17 + len(version) % 3)
             write_wheel(index / "nvidia-cublas", version, files, "nvidia_cublas", platform)
         matrix = copy_matrix(tmp_path / "matrix") if not (tmp_path / "matrix").exists() else tmp_path / "matrix"
-        return run_requirements(catalog, "2.14.1", matrix)
+        return run_requirements(catalog.model_copy(update={"folder": matrix}), "2.14.1")
 
     return run
 
@@ -87,4 +87,4 @@ def test_what_is_bound_at_the_first_call_fails_no_import(read) -> None:  # type:
 def test_a_release_that_the_index_lacks_is_refused(read, catalog: Catalog) -> None:  # type: ignore[no-untyped-def]
     read({"13.0.0.19": OLD})
     with pytest.raises(UnknownRelease, match=r"Nearest: 2\.14\.1"):
-        run_requirements(catalog, "2.14.9", None)
+        run_requirements(catalog, "2.14.9")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.catalog.bridge import Catalog, read_catalog
 from megacpp_validate.catalog.file import MatrixInvalid, matrix_folder
 
 
@@ -18,6 +19,11 @@ def copy_matrix(folder: Path, *files: str) -> Path:
     for name in files:
         shutil.copy(matrix_folder() / name, folder / name)
     return folder
+
+
+def at(folder: Path) -> Catalog:
+    """The project's own matrix, of which the other files are read from a folder."""
+    return read_catalog().model_copy(update={"folder": folder})
 
 
 def edit(file: Path, *edits: tuple[str, str]) -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
 from megacpp_validate.catalog.images import FILE, MACHINES, NEEDS, read_images, read_needs
-from tests.catalog.refusals import copy_matrix, edit, faults_of
+from tests.catalog.refusals import at, copy_matrix, edit, faults_of
 
 
 def test_the_rows_that_are_shipped(catalog: Catalog) -> None:
     targets = {target.id: target for target in catalog.targets}
-    images = read_images(targets)
+    images = read_images(catalog)
     assert {image.target for image in images.image} == set(targets)
     for image in images.image:
         assert set(image.sources) <= {source.id for source in images.source}
@@ -35,9 +35,7 @@ def test_the_rows_that_are_shipped(catalog: Catalog) -> None:
         (FILE, 'commit = "891d57b4', 'commit = "main', "source.1.commit"),
     ],
 )
-def test_a_wrong_row(file: str, old: str, new: str, says: str, tmp_path: Path, catalog: Catalog) -> None:
+def test_a_wrong_row(file: str, old: str, new: str, says: str, tmp_path: Path) -> None:
     edit(copy_matrix(tmp_path, FILE, NEEDS) / file, (old, new))
-    modules = [module.id for module in catalog.modules]
-    targets = [target.id for target in catalog.targets]
-    faults = faults_of(lambda: read_images(targets, tmp_path) if file == FILE else read_needs(modules, tmp_path))
+    faults = faults_of(lambda: (read_images if file == FILE else read_needs)(at(tmp_path)))
     assert any(fault.startswith(f"{file}: ") and says in fault for fault in faults)

@@ -24,7 +24,7 @@ from megacpp_validate.catalog.planted import (
 from megacpp_validate.catalog.planted import TE_FILE as FILE
 from megacpp_validate.catalog.policies import read_gate_policy
 from megacpp_validate.evidence.values import Cause
-from tests.catalog.refusals import faults_of
+from tests.catalog.refusals import at, faults_of
 
 ROW = """
 [[fault]]
@@ -48,14 +48,14 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def faults(catalog: Catalog) -> tuple[TeFault, ...]:
-    return read_te_faults(module.id for module in catalog.modules)
+    return read_te_faults(catalog)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_row_is_refused_and_named(name: str, tmp_path: Path) -> None:
     text, says = WRONG[name]
     (tmp_path / FILE).write_text(text)
-    faults = faults_of(lambda: read_te_faults(["attention"], tmp_path))
+    faults = faults_of(lambda: read_te_faults(at(tmp_path)))
     assert any(fault.startswith(f"{FILE}: ") and says in fault for fault in faults)
 
 
@@ -79,8 +79,7 @@ def test_every_module_has_five_faults_and_every_class_is_there(faults: tuple[TeF
 def test_every_edit_fits_the_real_sources_and_compiles(
     release: str, faults: tuple[TeFault, ...], catalog: Catalog, wheel_of: Callable[[str], Path]
 ) -> None:
-    cells = [cell.id for cell in catalog.fp8_cells]
-    every: list[PlantedFault] = [*faults, *read_fp8_faults(cells), *read_fp8_faults(cells, held_out=True)]
+    every: list[PlantedFault] = [*faults, *read_fp8_faults(catalog), *read_fp8_faults(catalog, held_out=True)]
     with zipfile.ZipFile(wheel_of(release)) as wheel:
         names = set(wheel.namelist())
         planted = [fault for fault in every if release in fault.releases]
@@ -105,9 +104,8 @@ def _code(text: str) -> list[str]:
 
 
 def test_every_check_that_is_named_is_one_that_a_cell_makes(catalog: Catalog) -> None:
-    cells = [cell.id for cell in catalog.fp8_cells]
     made = read_gate_policy(catalog).choose("release", "h200").evidence
-    for fault in (*read_fp8_faults(cells), *read_fp8_faults(cells, held_out=True)):
+    for fault in (*read_fp8_faults(catalog), *read_fp8_faults(catalog, held_out=True)):
         for cell in fault.cells:
             raised = any(name.startswith("raised ") for name in fault.checks)
             assert raised or any(map(fault.wants, made[cell].checks)), f"{fault.id}: {cell} makes none of its checks"
@@ -135,10 +133,10 @@ names = { step = 2, ranks = [1], module = "layers.3" }
 
 def test_a_cell_of_the_smoke_run_has_its_faults_among_its_settings(tmp_path: Path, catalog: Catalog) -> None:
     (tmp_path / SMOKE_FILE).write_text(PLAN + SMOKE_ROW + SMOKE_ROW.replace('"first"', '"next"') + 'way = "save"\n')
-    known = read_smoke_faults(["cpu"], tmp_path)
+    known = read_smoke_faults(at(tmp_path))
     (cell,) = known.cells()
     assert cell.settings == {"plan": "data=2", "faults": "first=nan:2@train next=nan:2@save"}
     assert known.select(["next"]).cells()[0].settings["faults"] == "next=nan:2@save"
     assert known.select([]).cells() == ()
-    shipped = read_smoke_faults(target.id for target in catalog.targets)
+    shipped = read_smoke_faults(catalog)
     assert sum(fault.held_out for fault in shipped.faults) >= 5

@@ -18,7 +18,7 @@ from megacpp_validate.catalog.policies import (
     read_fp8_policy,
     read_gate_policy,
 )
-from tests.catalog.refusals import copy_matrix, edit, faults_of
+from tests.catalog.refusals import at, copy_matrix, edit, faults_of
 
 WAIVER = """
 [[waiver]]
@@ -77,27 +77,23 @@ def test_the_rules_of_the_gate_that_are_shipped(catalog: Catalog) -> None:
         (PRESETS, 'refused_by = ["routers"]', 'refused_by = ["router"]', "names 'router', which does"),
     ],
 )
-def test_a_wrong_row_is_refused_by_name(
-    file: str, old: str, new: str, says: str, catalog: Catalog, tmp_path: Path
-) -> None:
+def test_a_wrong_row_is_refused_by_name(file: str, old: str, new: str, says: str, tmp_path: Path) -> None:
     (copy_matrix(tmp_path, GATE, CHECKS, POLICY, PRESETS) / GATE_WAIVERS).write_text(WAIVER)
-    policy = read_gate_policy(catalog, tmp_path)
+    policy = read_gate_policy(at(tmp_path))
     assert [len(policy.choose(release, "h200").waivers) for release in ("te-upgrade", "nightly")] == [1, 0]
     edit(tmp_path / file, (old, new))
     is_gate = file in (GATE, GATE_WAIVERS)
-    faults = faults_of(
-        lambda: read_gate_policy(catalog, tmp_path) if is_gate else read_fp8_policy(catalog.targets, tmp_path)
-    )
+    faults = faults_of(lambda: read_gate_policy(at(tmp_path)) if is_gate else read_fp8_policy(at(tmp_path)))
     assert any(fault.startswith(f"{file}: ") and says in fault for fault in faults)
 
 
-def test_a_gate_without_its_list_of_checks_is_refused(catalog: Catalog, tmp_path: Path) -> None:
+def test_a_gate_without_its_list_of_checks_is_refused(tmp_path: Path) -> None:
     copy_matrix(tmp_path, GATE, GATE_WAIVERS)
-    assert CHECKS in faults_of(lambda: read_gate_policy(catalog, tmp_path))[0]
+    assert CHECKS in faults_of(lambda: read_gate_policy(at(tmp_path)))[0]
 
 
 def test_the_policy_of_low_precision_that_is_shipped(catalog: Catalog) -> None:
-    policy = read_fp8_policy(catalog.targets)
+    policy = read_fp8_policy(catalog)
     runs = [preset for preset in policy.presets if not preset.refused_by]
     assert [preset.id for preset in runs] == ["production", "dense", "experts", "blackwell"]
     named = {part for rule in policy.rules for part in rule.parts}

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from megacpp_validate.bridge.features import PRESETS
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.postures import Posture, merge_orders, read_postures, settings_of
 from megacpp_validate.training.smoke.order import SmokeOrder
 
 
 @pytest.fixture(scope="module")
-def posture() -> Posture:
-    return read_postures()
+def posture(catalog: Catalog) -> Posture:
+    return read_postures(catalog)
 
 
 def order_of(settings: dict[str, Any]) -> SmokeOrder:

@@ -87,7 +87,7 @@ def test_a_file_that_is_missing_or_holds_no_score_has_its_exit_code(
 def test_what_is_committed_is_fresh() -> None:
     """The counts are those of the evidence, the page is that of the counts; days come with commits."""
     score = SuiteScore.model_validate_json((ROOT / "docs/evidence/score.json").read_text())
-    now = read_score(read_catalog(), ROOT)
+    now = read_score(read_catalog())
 
     def counts(result: SuiteScore) -> list[tuple[str, int, int, str, str]]:
         return [(rate.id, rate.hits, rate.trials, rate.says, rate.source) for rate in result.rates]

@@ -13,11 +13,11 @@ from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.images import read_needs
 from megacpp_validate.evidence.receipt import Library, Package, Receipt
 from megacpp_validate.evidence.store import read_receipts
-from tests.diagnosis.planted import CUDNN, LIBRARIES, MODULES, cannot_import, clean, dies, fails, raises, stack_of
+from tests.diagnosis.planted import CUDNN, LIBRARIES, cannot_import, clean, dies, fails, raises, stack_of
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "h200"
 CATALOG = read_catalog()
-NEEDS = read_needs(list(MODULES))
+NEEDS = read_needs(CATALOG)
 SYMBOL = "libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, version libcublasLt"
 
 

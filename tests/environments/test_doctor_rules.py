@@ -31,7 +31,7 @@ def read_host(catalog: Catalog, name: str, target: str = "") -> Host:
         row = find_target(catalog, target or "cpu")
     else:
         row = find_arch(catalog, path.gpu, f"sm_{path.capability.replace('.', '')}", "")
-    return Host(path, tuple(looks), tuple(modules), row, None, catalog.pinned, read_needs(modules))
+    return Host(path, tuple(looks), tuple(modules), row, None, catalog.pinned, read_needs(catalog))
 
 
 def with_te(host: Host, **more: Any) -> Host:

@@ -39,8 +39,8 @@ BAD = {
 @pytest.fixture
 def read(catalog: Catalog):  # type: ignore[no-untyped-def]
     """Texts -> the environment."""
-    images = read_images({row.id: row.machine for row in catalog.targets})
-    needs = read_needs([module.id for module in catalog.modules])
+    images = read_images(catalog)
+    needs = read_needs(catalog)
     return lambda *texts: read_given(texts, needs, images.base, os.environ)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.postures import Feature, read_postures
 from megacpp_validate.gate.ablation import (
     ARMS,
@@ -221,7 +222,7 @@ def asked(**more: Any) -> AblationOptions:
 
 
 def test_arms_differ_in_the_feature_alone_and_begin_with_the_posture() -> None:
-    posture = read_postures()
+    posture = read_postures(read_catalog())
     for feature in posture.features:
         arms = plan_arms(posture, feature, asked())
         differ = {key for key in arms["on"] if arms["on"][key] != arms["off"].get(key)}
@@ -233,6 +234,6 @@ def test_arms_differ_in_the_feature_alone_and_begin_with_the_posture() -> None:
 
 
 def test_features_from_what_was_typed() -> None:
-    posture = read_postures()
+    posture = read_postures(read_catalog())
     assert [one.id for one in choose_features(["feature=mtp,recompute", "mtp"], posture)] == ["recompute", "mtp"]
     assert len(choose_features(["feature=all"], posture)) == len(posture.features)

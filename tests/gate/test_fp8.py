@@ -17,7 +17,7 @@ from tests.command_line import make_run
 
 @pytest.fixture(scope="module")
 def policy(catalog: Catalog) -> Fp8Policy:
-    return read_fp8_policy(catalog.targets)
+    return read_fp8_policy(catalog)
 
 
 def low(*parts: str, recipe: str = "delayed", widths: tuple[int, ...] = (4096, 1024)) -> LowParts:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.catalog.bridge import Catalog, matrix_folder, read_catalog
 from megacpp_validate.catalog.policies import GateRule
 from megacpp_validate.evidence.receipts_manifest import MANIFEST
 from megacpp_validate.evidence.store import read_store
@@ -59,7 +59,7 @@ def decide(store: Path, matrix: Path | None = None, **options: Any) -> GateDecis
         "accept_code": (CODE,),
         "unsigned": True,
     } | options
-    return decide_folder(GateOptions(store, "te-upgrade", **given), matrix)
+    return decide_folder(read_catalog(matrix), GateOptions(store, "te-upgrade", **given))
 
 
 def test_receipts_of_this_code_open_and_those_of_other_code_only_where_it_is_accepted(

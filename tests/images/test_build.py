@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog.bridge import matrix_folder
+from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
 from megacpp_validate.errors import Exit, NoEnvironment
 from megacpp_validate.images.build import (
     Engine,
@@ -75,7 +75,7 @@ def test_no_client_and_no_engine_say_how_to_get_one(tmp_path: Path) -> None:
 def test_a_pin_whose_build_refuses_the_base_is_refused_before_anything_is_pulled(
     commit: str, unknown: int, code: Exit, tmp_path: Path
 ) -> None:
-    rows = ImageRows(None, {"PATH": str(tmp_path)})
+    rows = ImageRows(read_catalog(), {"PATH": str(tmp_path)})
     pinned, *others = rows.images.source
     source = [pinned.model_copy(update={"commit": commit or pinned.commit}), *others]
     vars(rows)["images"] = rows.images.model_copy(update={"source": source})

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog.bridge import matrix_folder
+from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
 from megacpp_validate.images.bundle import BundleOptions, BundleResult, write_bundle, write_sums
 from megacpp_validate.images.locks import gather_inputs, seal_lock
 from megacpp_validate.images.plan import ImageRows
@@ -45,7 +45,7 @@ class Site:
         return f"{self.registry.repository}@{self.digest}"
 
     def write(self, out: str = "bundle", **more: object) -> BundleResult:
-        rows = ImageRows(self.root / "matrix", self.variables)
+        rows = ImageRows(read_catalog(self.root / "matrix"), self.variables)
         given = {"image": self.image, "key": self.root / "one.pub", **more}
         return write_bundle(rows, BundleOptions("cpu", out=self.root / out, **given), lambda _: None)  # type: ignore[arg-type]
 
@@ -54,7 +54,7 @@ def make_project(root: Path) -> dict[str, str]:
     """A checkout whose cpu image has one wheel; the labels of that image."""
     shutil.copytree(matrix_folder(), root / "matrix")
     shutil.copy(matrix_folder().parent / "pyproject.toml", root)
-    wheel, images = write_wheel(root / "shelf", "alpha", "1.0"), ImageRows(root / "matrix", {}).images
+    wheel, images = write_wheel(root / "shelf", "alpha", "1.0"), ImageRows(read_catalog(root / "matrix"), {}).images
     inputs, lock = gather_inputs(images, images.image[-1], root), root / images.image[-1].lock
     lock.parent.mkdir(parents=True)
     hashed = sha256(wheel.read_bytes()).hexdigest()

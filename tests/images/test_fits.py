@@ -32,12 +32,12 @@ STEPS = matrix_folder().parent / "containers/steps"
 
 @pytest.fixture(scope="module")
 def images(catalog: Catalog) -> Images:
-    return read_images({target.id: target.machine for target in catalog.targets})
+    return read_images(catalog)
 
 
 @pytest.fixture(scope="module")
 def needs(catalog: Catalog) -> Needs:
-    return read_needs([module.id for module in catalog.modules])
+    return read_needs(catalog)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.catalog.bridge import Catalog, matrix_folder, read_catalog
 from megacpp_validate.catalog.images import Image
 from megacpp_validate.images.locks import gather_inputs, read_image_lock, read_pin, run_lock
 from megacpp_validate.images.plan import ImageRows
@@ -21,7 +21,7 @@ from tests.images.small_project import write_project, write_shelf, write_wheel
 
 OPEN, CLOSED = 0, 1
 ROOT = matrix_folder().parent
-ROWS = ImageRows(None, {})
+ROWS = ImageRows(read_catalog(), {})
 LOCKS = ("containers/locks/h200.txt", "containers/locks/cpu.txt", "containers/locks/releases.txt")
 
 

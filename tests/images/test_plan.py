@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.catalog.bridge import Catalog, matrix_folder, read_catalog
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.images.build import ImageOptions, plan_all
 from megacpp_validate.images.locks import read_image_lock
@@ -19,7 +19,7 @@ DIGEST = "sha256:" + "c" * 64
 OWN_BASE = f"127.0.0.1:5000/base@{DIGEST}"
 RECIPE = (ROOT / DOCKERFILE).read_text()
 ARGUMENTS = set(re.findall(r"^ARG (\w+)", RECIPE, re.MULTILINE))
-ROWS = ImageRows(None, {})
+ROWS = ImageRows(read_catalog(), {})
 
 
 def read_plans(*targets: str) -> tuple[ImagePlan, ...]:
@@ -57,7 +57,7 @@ def test_every_target_is_planned(catalog: Catalog) -> None:
 @pytest.mark.parametrize("te", ["2.12.0", "2.14.1", "2.17.1", "2.19.0"])
 def test_an_image_a_release(te: str) -> None:
     """The same image with another release: its lock differs in what that release brings, and is as the matrix is."""
-    rows = ImageRows(None, {}, te)
+    rows = ImageRows(read_catalog(), {}, te)
     planned = plan_all(rows, ImageOptions())
     assert not planned.refused
     *gpu, cpu = planned.plans
@@ -77,14 +77,14 @@ def test_an_image_a_release(te: str) -> None:
         assert (plan.reference, plan.contexts, plan.lock_hash != pinned.lock_hash) == (
             pinned.reference, pinned.contexts, True
         )  # fmt: skip
-    assert ImageRows(None, {}, "2.20.2").plan("h200") == ROWS.plan("h200"), "the pinned release"
+    assert ImageRows(read_catalog(), {}, "2.20.2").plan("h200") == ROWS.plan("h200"), "the pinned release"
     for wrong in ("2.18.9", "latest"):
         with pytest.raises(WrongArguments, match=r"no compiled release.*choose from 2\.20\.2"):
-            ImageRows(None, {}, wrong).plan("h200")
+            ImageRows(read_catalog(), {}, wrong).plan("h200")
 
 
 def test_a_mirror_stands_in_and_the_digest_stays() -> None:
-    one = ImageRows(None, {"MEGACPP_REGISTRY_MIRROR": "mirror.invalid:5000/ngc"}).plan("h200")
+    one = ImageRows(read_catalog(), {"MEGACPP_REGISTRY_MIRROR": "mirror.invalid:5000/ngc"}).plan("h200")
     assert one.pulled == one.reference.replace("nvcr.io/", "mirror.invalid:5000/ngc/")
     assert one.arguments["BASE_IMAGE"] == one.pulled
     assert "mirror.invalid" not in " ".join(one.labels.values())

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.errors import NoEnvironment
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.images.build import Engine, bake, find_engine
@@ -82,7 +83,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     (root / "containers/Dockerfile").write_text(RECIPE)
     variables = {**os.environ, "COSIGN_PASSWORD": "right", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(root / "shelf")}
     variables.pop("MEGACPP_REGISTRY_MIRROR", None)
-    rows = ImageRows(root / "matrix", variables)
+    rows = ImageRows(read_catalog(root / "matrix"), variables)
     made = Site(root, engine, variables, rows, "", f"{base}@{digest}")
     for name in ("one", "other"):
         run_cosign(variables, "generate-key-pair", "--output-key-prefix", str(root / name))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.images.plan import ImageRows
 from megacpp_validate.images.supply import ImageVerdict, sign_image, verify_image
@@ -28,7 +29,7 @@ class Site:
         self.variables = install(
             folder / "bin", "docker", "cosign", "syft", COSIGN_PASSWORD="right", FAKE_SBOM=str(folder / "sbom.json")
         )
-        self.rows = ImageRows(None, self.variables)
+        self.rows = ImageRows(read_catalog(), self.variables)
         plan = self.rows.plan("cpu", OWN_BASE)
         self.labels = dict(plan.labels)
         (folder / "sbom.json").write_text(json.dumps({"spdxVersion": "SPDX-2.3"}))

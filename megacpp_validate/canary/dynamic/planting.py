@@ -55,14 +55,12 @@ class PlantOptions(planning.RunOptions):
     Attributes:
         faults: ids; empty for all of the release.
         release: of Transformer Engine; empty for the pinned one.
-        matrix: folder; the project's own where it is None.
         clean: copies without a fault.
         held_out: faults that no check was written for.
     """
 
     faults: tuple[str, ...]
     release: str
-    matrix: Path | None = None
     clean: int = 0
     held_out: bool = False
 
@@ -80,11 +78,9 @@ def run_planted(
     release = options.release or catalog.pinned.te
     known: Sequence[TeFault | Fp8Fault]
     if suite == "blame-score":
-        known = planted.read_te_faults([module.id for module in catalog.modules], options.matrix)
+        known = planted.read_te_faults(catalog)
     else:
-        known = planted.read_fp8_faults(
-            (cell.id for cell in catalog.fp8_cells), options.matrix, held_out=options.held_out
-        )
+        known = planted.read_fp8_faults(catalog, held_out=options.held_out)
     faults = choose_faults(known, release, options.faults)
     runs = plan_copies(faults, controls=options.clean, seed=options.seed)
     seen, troubles, where = _run_copies(catalog, target, release, runs, options, progress)

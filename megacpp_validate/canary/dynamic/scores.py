@@ -194,14 +194,14 @@ def plan_mutant(mutant: Mutant) -> ScoreRow:
     )  # fmt: skip
 
 
-def read_score(catalog: Catalog, root: Path) -> SuiteScore:
+def read_score(catalog: Catalog) -> SuiteScore:
     """The score of the three files of evidence of a checkout.
 
     Raises:
         WrongArguments: one of them holds no score.
         EvidenceMissing: one cannot be read, or the selftest is not of every mutant of this matrix.
     """
-    selftest, blame, held_out = EVIDENCE
+    root, (selftest, blame, held_out) = catalog.folder.parent, EVIDENCE
     scores = {file: _read(root / file) for file in EVIDENCE}
     tested, planned = scores[selftest], [plan_mutant(mutant) for mutant in catalog.mutants]
     if [row.plan for row in tested.faults] != [row.plan for row in planned] or not tested.alarms[1]:

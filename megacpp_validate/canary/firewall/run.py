@@ -109,13 +109,13 @@ class Answer(Frozen):
     problems: tuple[str, ...]
 
 
-def plan_firewall(pinned: str, only: Collection[str] = ()) -> tuple[Damage, ...]:
+def plan_firewall(catalog: Catalog, only: Collection[str] = ()) -> tuple[Damage, ...]:
     """The cases of a run, undamaged installs first, with those that the others need.
 
     Raises:
         WrongArguments: no case has one of these names.
     """
-    rows = {row.id: row for row in read_damages(pinned)}
+    rows = {row.id: row for row in read_damages(catalog)}
     named = choose_names("firewall case", list(rows), tuple(only))
     chosen = {*named, *(rows[name].baseline for name in named)}
     return tuple(row for row in rows.values() if row.id in chosen)
@@ -146,7 +146,7 @@ def run_firewall(
     Raises:
         WrongArguments: a name in `only` that is no case.
     """
-    plan = plan_firewall(catalog.pinned.te, only)
+    plan = plan_firewall(catalog, only)
     interpreter = damage.read_interpreter(max(limit_s, LIMIT_S))
     for release in sorted({row.release for row in plan}):
         wheels(release, "transformer-engine")

@@ -56,14 +56,13 @@ class SiteResult(Result):
         return bool(self.unreadable)
 
 
-def write_report(catalog: Catalog, store: Path, output: Path, made_at: str, matrix: Path | None = None) -> SiteResult:
+def write_report(catalog: Catalog, store: Path, output: Path, made_at: str) -> SiteResult:
     """Write the report of a store.
 
     Args:
         store: folder of receipts; each folder below it that holds some is a run.
         output: folder of the pages.
         made_at: time of the report, ISO 8601, UTC.
-        matrix: folder of the matrix; the project's own without it.
 
     Raises:
         WrongArguments: the store is no folder, or the output has pages of another hand.
@@ -75,7 +74,7 @@ def write_report(catalog: Catalog, store: Path, output: Path, made_at: str, matr
     files = [row for rows in history.cells.values() for row in rows]
     unreadable = dict(history.unreadable)
     modules = [module.id for module in catalog.modules]
-    needs = read_needs(modules, matrix)
+    needs = read_needs(catalog)
     cells: list[Cell] = []
     steps: list[StepResult] = []
     runs: list[pages.Run] = []

@@ -23,8 +23,9 @@ from megacpp_validate.canary.firewall.run import plan_firewall
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.planted import read_damages
 
-PINNED = read_catalog().pinned.te
-ROWS = {row.id: row for row in read_damages(PINNED)}
+CATALOG = read_catalog()
+PINNED = CATALOG.pinned.te
+ROWS = {row.id: row for row in read_damages(CATALOG)}
 CORE, EXTENSION = "libtransformer_engine*.so*", "transformer_engine_torch*.so"
 
 
@@ -34,11 +35,11 @@ def test_every_row_names_an_action_and_an_undamaged_install() -> None:
 
 
 def test_a_selected_case_brings_the_undamaged_install_it_leans_on() -> None:
-    assert [row.id for row in plan_firewall(PINNED, ["flash-attn-4-without-cutedsl"])] == [
+    assert [row.id for row in plan_firewall(CATALOG, ["flash-attn-4-without-cutedsl"])] == [
         "undamaged-2.17.1",
         "flash-attn-4-without-cutedsl",
     ]
-    assert [row.id for row in plan_firewall(PINNED, ["absent"])] == ["absent"]
+    assert [row.id for row in plan_firewall(CATALOG, ["absent"])] == ["absent"]
 
 
 # --- the actions --------------------------------------------------------------------------------------------

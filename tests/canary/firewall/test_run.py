@@ -189,9 +189,9 @@ def test_without_torch_the_cases_that_want_it_are_not_run(
     assert result.lacks
 
 
-def test_an_unknown_case_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_case_is_refused_with_the_known_ones(catalog: Catalog) -> None:
     with pytest.raises(WrongArguments, match=r"abscent.*absent"):
-        plan_firewall("2.20.2", ["abscent"])
+        plan_firewall(catalog, ["abscent"])
 
 
 def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_an_upgrade(name: str, snapshot: SnapshotAssertion) -> None:
 
 def test_the_words(catalog: Catalog, snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EVIDENCE)  # the width of a table is that of its names
-    result = compare_receipts(catalog, [Path("te2.12.0"), Path("te2.17.1")], None)
+    result = compare_receipts(catalog, [Path("te2.12.0"), Path("te2.17.1")])
     text = render_terminal(describe_upgrade(result.model_copy(update={"tool": "t", "seconds": {"gpu": 1.0}})))
     assert text == snapshot
 

@@ -14,7 +14,7 @@ from megacpp_validate.training.smoke.faults import FAULTS, plant
 
 
 def test_every_fault_of_the_matrix_is_in_the_table_and_the_other_way_round() -> None:
-    known = read_smoke_faults(target.id for target in read_catalog().targets)
+    known = read_smoke_faults(read_catalog())
     planted = [one for row in known.cells() for one in read_faults(row.settings["faults"])]
     assert {one.fault.partition(":")[0] for one in planted} == set(FAULTS)
     assert {one.way for one in planted} <= set(WAYS)
