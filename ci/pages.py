@@ -17,13 +17,13 @@ from megacpp_validate.report.render.markdown import render_markdown
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 EVIDENCE: Final = ROOT / "docs" / "evidence"
-H200: Final = "docs/evidence/h200"
-FOUR: Final = f"compare-receipts {H200}/te2.12.0 {H200}/te2.14.1 {H200}/te2.17.1 {H200}/te2.20.2"
+RELEASES: Final = ("2.12.0", "2.14.1", "2.16.1", "2.17.1", "2.19.0", "2.20.2")
+SIX: Final = "compare-receipts " + " ".join(f"docs/evidence/h200/te{release}" for release in RELEASES)
 VERBS: Final = {  # page -> what prints it
     "te_canary.txt": "canary 2.14.1 2.15.0",
     "canary_torchao.txt": "canary 0.13.0 0.18.0 --library torchao",
-    "te_canary_h200.txt": FOUR,
-    "../evidence/support.md": f"{FOUR} --format markdown",
+    "te_canary_h200.txt": SIX,
+    "../evidence/support.md": f"{SIX} --format markdown",
     "fp8_policy.txt": "fp8-policy",
     "images_plan.txt": "images --plan",
     "loss_gate_h200.html": "loss-gate docs/evidence/fp8/te2.20.2 --format html",

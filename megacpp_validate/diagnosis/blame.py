@@ -439,7 +439,8 @@ def share_cases(cases: Sequence[Case], order: Order) -> tuple[Case, ...]:
             left.append(case)
     for component, mine in groups.items():
         met = {red.module for case in mine for red in case.members if red.met(component)}
-        apart = any(not (order.depends(a, b) or order.depends(b, a)) for a, b in combinations(met, 2))
+        single = met.intersection(order.names) or met  # a composition runs all modules: it is no witness beside one
+        apart = any(not (order.depends(a, b) or order.depends(b, a)) for a, b in combinations(single, 2))
         shared = component in OF_THE_HOST or apart if component else len(mine) >= _MANY
         left += [merge_cases(mine, component, order)] if shared else mine
     return tuple(sorted(left, key=lambda case: order.rank(case.first.module)))

@@ -21,7 +21,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_site_of_the_receipts_of_one_run(run: Run, tmp_path: Path) -> None:
     done = run(EVIDENCE, "--output", tmp_path / "site")
     assert done.code == OPEN, done.err
-    assert "7 receipts in 1 run: 7 cells; steps that break something: 0 of 0; not good: te2.14.1-h200" in done.out
+    assert "9 receipts in 1 run: 9 cells; steps that break something: 0 of 0; not good: te2.14.1-h200" in done.out
     assert str(tmp_path / "site" / "index.html") in done.out
     again = run(EVIDENCE, "--output", tmp_path / "site", "--format", "json")  # an older site is replaced
     result = SiteResult.model_validate_json(again.out)

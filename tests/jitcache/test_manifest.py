@@ -88,7 +88,7 @@ def test_committed_evidence_is_read_as_it_was_decided(tmp_path: Path) -> None:
     evidence = Path(__file__).parents[2] / "docs" / "evidence" / "jit"
     shutil.copy(evidence / "h200" / "manifest.sha256", tmp_path)
     (tmp_path / "manifest.json").write_bytes(lzma.decompress((evidence / "h200" / "manifest.xz").read_bytes()))
-    assert read_manifest(tmp_path)[1][:15] == "sha256:4acad092"
+    assert read_manifest(tmp_path)[1][:15] == "sha256:83e952bc"
     names = ("h200/jit_verify-h200.part", "planted/unwarmed_shape", "planted/routing")
     read = [JitVerifyResult.model_validate_json((evidence / f"{name}.json").read_bytes()) for name in names]
     assert [result.exit for result in read] == [Exit.OPEN, Exit.CLOSED, Exit.CLOSED]

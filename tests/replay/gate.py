@@ -15,7 +15,7 @@ from typing import Any, Final
 from .harness import DATA, FOLDERS, ROOT, Decisions, Ended, NotRun, Scenario, call, listed, terms
 from .receipts import AT_WORDS, CODE, PROBES, STACK, TARGET, Receipt, fill, good, place, put, red, sealed
 
-DAY: Final = "2026-11-22"
+DAY: Final = "2026-11-29"
 EVIDENCE: Final = ROOT / "docs/evidence"
 OWN: Final = ("--stack", STACK, "--target", TARGET)
 FOREIGN: Final = ("stack", "target", "not-required")
@@ -91,14 +91,14 @@ def accept_codes(store: Path) -> tuple[str, ...]:
 def _committed() -> Iterator[Scenario]:
     """Every committed folder, under every kind of release; days, baselines and targets."""
 
-    def of(name: str, folder: str, *more: str, at: str = DAY) -> Scenario:
-        return _scenario(name, *more, store=f"docs/evidence/{folder}", at=at)
+    def of(name: str, folder: str, *more: str) -> Scenario:
+        return _scenario(name, *more, store=f"docs/evidence/{folder}", at=DAY)
 
     for folder, release in product((*FOLDERS, "restart"), ("te-upgrade", "nightly", "release")):
         files = sorted((EVIDENCE / folder).glob("*-h200-*.json.xz"))
         stack = next((file.name.partition("-")[0] for file in files), "te2.20.2")
         yield of(f"{folder} {release}", folder, "--release", release, "--stack", stack, "--target", "h200")
-    yield of("shipped nightly", "shipped", "--release", "nightly", at="2026-11-29")
+    yield of("shipped nightly", "shipped", "--release", "nightly")
     stacks = ("te2.12.0", "te2.17.1", "te2.20.2")
     for stack in (*stacks, "te2.14.1", "native"):
         yield of(f"h200 {stack}", "h200", "--stack", stack)

@@ -30,9 +30,8 @@ NOT_RUN: Final = "not-run"
 OTHER_FORM: Final = "the JSON has another form"
 
 FOLDERS: Final = (  # of committed receipts
-    "h200/te2.12.0", "h200/te2.12.0/again", "h200/te2.14.1", "h200/te2.17.1", "h200/te2.20.2", "h200/native",
-    "h200-fa4", "fp8/te2.12.0", "fp8/te2.20.2", "fp8/two-gpus", "smoke/small", "smoke/scaled", "smoke/canary/te2.17.1",
-    "smoke/canary/te2.20.2", "smoke/autotuned", "jit/h200",
+    "h200/te2.12.0", "h200/te2.12.0/again", "h200/te2.14.1", "h200/te2.16.1", "h200/te2.17.1", "h200/te2.19.0",
+    "h200/te2.20.2", "h200/native", "fp8/te2.12.0", "fp8/te2.20.2", "smoke/one_gpu", "smoke/two_gpus", "jit/h200",
 )  # fmt: skip
 
 Decisions = dict[str, Any]

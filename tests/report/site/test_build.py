@@ -58,7 +58,7 @@ def site(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
             name = f"{stack}-h200-{probe}.json.xz"
             (folder / "store" / stack).mkdir(parents=True, exist_ok=True)
             shutil.copy(EVIDENCE / "h200" / stack / name, folder / "store" / stack)
-    add(folder / "store" / "smoke", read_receipt(EVIDENCE / "smoke/small/te2.20.2-h200-smoke_small_delayed.json.xz"))
+    add(folder / "store" / "smoke", read_receipt(EVIDENCE / "smoke/one_gpu/te2.20.2-h200-smoke_small_delayed.json.xz"))
     for day, seconds in (("19", 5.0), ("20", 6.0)):
         changed = replace(imports_of(STACK), started=f"2026-11-{day}T00:00:00+00:00", seconds={"probe": seconds})
         add(folder / "store" / "earlier" / day, changed)
@@ -95,7 +95,7 @@ def test_pages_answer(site: tuple[Path, SiteResult]) -> None:
             "attention (environment: cuDNN)", "This table scrolls sideways.", "native_block", "tokens/s",
         ),
         "cell/te2.17.1-h200-attention.html": (
-            "CUDNN_STATUS_BAD_PARAM", "All 56 checks", "has a second copy", "libcudnn", "at most", "Backends",
+            "CUDNN_STATUS_BAD_PARAM", "All 63 checks", "has a second copy", "libcudnn", "at most", "Backends",
         ),
         f"cell/{CELL}.html": ("earlier/19", "earlier/20"),
     }.items():  # fmt: skip
