@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from megacpp_validate.canary.dynamic.scores import FaultScore
+from megacpp_validate.catalog.bridge import read_catalog
+from megacpp_validate.environments.host_session import SmokeSession
+from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.gate.ablation import AblationResult, FeatureAblation
 from megacpp_validate.jitcache.prewarm import PrewarmResult
 from megacpp_validate.report.describe.scores import describe_ablation, describe_planted
+from megacpp_validate.report.describe.session import describe_session
 from megacpp_validate.report.render.markdown import render_markdown
+from megacpp_validate.report.render.terminal import render_terminal
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 EVIDENCE: Final = ROOT / "docs" / "evidence"
@@ -64,6 +69,19 @@ def render_kernels() -> str:
     return f"Compiled to cubins and run on no device ({versions}):\n\n" + "\n".join(lines) + "\n"
 
 
+def render_smoke() -> str:
+    """The cells of the smoke run that have a receipt of an H200, as one session."""
+    folders = (EVIDENCE / "smoke" / name for name in ("one_gpu", "two_gpus"))
+    found = {one.probe: one for folder in folders for one in read_receipts(folder).found.values()}
+    receipts = tuple(found[cell.id] for cell in read_catalog().smoke if cell.id in found)
+    session = SmokeSession(
+        tool="", target=receipts[0].target, stack=receipts[0].stack, requested=receipts[0].requested,
+        requested_because=receipts[0].requested_because, interpreter="One or two H200s for each cell",
+        folder="docs/evidence/smoke", seed=0, seconds=sum(one.seconds["total"] for one in receipts), receipts=receipts,
+    )  # fmt: skip
+    return "".join(f"{line.rstrip()}\n" for line in render_terminal(describe_session(session)).splitlines())
+
+
 def run_verb(words: str) -> str:
     """What a verb prints in 100 columns, whatever its exit code: a page may show a red result."""
     command = [sys.executable, "-m", "megacpp_validate.cli", *words.split()]
@@ -74,7 +92,7 @@ def run_verb(words: str) -> str:
 
 def main() -> int:
     """Write the pages that are named, or all."""
-    scores = render_scores() | {"kernels.md": render_kernels()}
+    scores = render_scores() | {"kernels.md": render_kernels(), "moe_smoke_h200.txt": render_smoke()}
     for page in sys.argv[1:] or (*VERBS, *scores):
         text = run_verb(VERBS[page]) if page in VERBS else scores[page]
         (ROOT / "docs" / "examples" / page).write_text(text, encoding="utf-8")

@@ -26,7 +26,7 @@ from ...evidence.values import ENVIRONMENT, Cause, Frozen
 # once on one H200, 2026-11-28) a scope took 1.71 times as long on the host.
 FEWEST_ROUNDS: Final = 3
 # Ratios of two healthy runs. On one H200 (docs/evidence/h200), device times of one stack and of healthy releases differ
-# by up to 6 %.
+# by up to 1 %.
 DEVICE_NOISE: Final = 1.10
 UNMEASURED_NOISE: Final = 1.20  # of a card that ran no stack twice
 # A slowdown is shared if at least this many modules have it, and all but this many.
