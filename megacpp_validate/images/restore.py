@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import argparse
 import base64
-import concurrent.futures
-import functools
+import contextlib
 import hashlib
 import json
 import os
@@ -26,6 +25,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,6 @@ SCHEMA = "megacpp-validate/bundle/4"
 MANIFEST, SUMS, SIGNATURE = "bundle.json", "SHA256SUMS", "SHA256SUMS.sig"
 IMAGE, CACHES = "image.tar", "jit.tar"
 _COPY = "it was damaged on the way, or not copied whole. Next step: copy it again from where it was written"
-
-
-_say = functools.partial(print, flush=True)
 
 
 class Refused(Exception):
@@ -66,8 +64,7 @@ def verify(root: Path) -> dict[str, Any]:
         Refused: with the name of each file that is not as it was written.
     """
     try:
-        lines = (root / SUMS).read_text("ascii").splitlines()
-        sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        sums = {line[66:]: line[:64] for line in (root / SUMS).read_text("ascii").splitlines()}
     except (OSError, ValueError) as fault:
         raise Refused(f"{root} is not a complete bundle: {fault!r}. Likely cause: {_COPY}.") from fault
     found = {
@@ -78,7 +75,7 @@ def verify(root: Path) -> dict[str, Any]:
     faults += [f"{name}: does not belong to the bundle" for name in plain - sums.keys() - {SUMS, SIGNATURE}]
     faults += [f"{name}: is missing" for name in {*sums, MANIFEST} - (sums.keys() & plain)]
     names = sorted(sums.keys() & plain, key=lambda name: -found[name].stat().st_size)
-    with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
+    with ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
         hashes = dict(zip(names, pool.map(lambda name: hash_file(found[name]), names)))  # noqa: B905 - Python 3.9
     faults += [f"{name}: does not hash to its sum in {SUMS}" for name in names if hashes[name] != sums[name]]
     if faults:
@@ -92,35 +89,46 @@ def verify(root: Path) -> dict[str, Any]:
 
 def is_signed(data: Path, signature: Path, key: Path) -> bool:
     """Whether a file with a signature in base64 is by a public key in PEM over a file, as openssl reports."""
-    with tempfile.NamedTemporaryFile() as file:
-        try:
-            file.write(base64.b64decode(signature.read_text("ascii")))
-        except (OSError, ValueError):  # no file, or no base64
-            return False
-        file.flush()
-        words = ["openssl", "dgst", "-sha256", "-verify", str(key), "-signature", file.name, str(data)]
-        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+    try:
+        decoded = base64.b64decode(signature.read_text("ascii"))
+    except (OSError, ValueError):  # no file, or no base64
+        return False
+    words = ["openssl", "dgst", "-sha256", "-verify", str(key), "-signature", "/dev/stdin", str(data)]
+    return subprocess.run(words, input=decoded, capture_output=True, check=False).returncode == 0
 
 
-def unpack_caches(root: Path, folder: Path) -> None:
-    """Unpack the sealed JIT caches aside, read-only and with their times, and rename.
+def _unpack(caches: Path, folder: Path) -> Path:
+    with tarfile.open(caches, "r:") as archive:
+        for member in archive:
+            place = Path(os.path.normpath(folder / member.name))
+            stream = archive.extractfile(member) if member.isfile() and folder in place.parents else None
+            if stream:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.open("xb", 0) as file:
+                    shutil.copyfileobj(stream, file, 1 << 18)
+                os.utime(place, (member.mtime, member.mtime))
+                place.chmod(0o444)
+            elif not member.isdir():
+                raise Refused(f"{CACHES} has a member that is not a file inside of it: {member.name}.")
+    for inner, _, _ in os.walk(folder):
+        Path(inner).chmod(0o755)
+    return folder
+
+
+@contextlib.contextmanager
+def unpack_caches(root: Path, folder: Path) -> Iterator[None]:
+    """Unpack the sealed JIT caches aside while the block verifies them, and rename them after the block.
+
+    Files are read-only and have their times. Nothing stays where the block raises.
 
     Raises:
-        Refused: a member of the archive is not a file inside of it; before Python 3.9.17 that is not checked.
+        Refused: a member of the archive is not a file inside of it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        with tarfile.open(root / CACHES) as archive:
-            archive.extraction_filter = getattr(tarfile, "data_filter", None)
-            archive.extractall(aside)  # noqa: S202
-        for place in (aside, *aside.rglob("*")):
-            place.chmod(0o755 if place.is_dir() else 0o444)
-        aside.rename(folder)
-    except tarfile.TarError as fault:
-        raise Refused(f"{CACHES} has a member that is not a file inside of it: {fault}.") from fault
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".jit.", dir=folder.parent) as aside, ThreadPoolExecutor(1) as pool:
+        unpacked = pool.submit(_unpack, root / CACHES, Path(aside, "jit"))
+        yield
+        unpacked.result().rename(folder)
 
 
 def _docker(*words: str) -> str:
@@ -155,14 +163,12 @@ def load_image(root: Path, bundle: dict[str, Any], place: str) -> str:
 
 def _require_parts(given: argparse.Namespace, bundle: dict[str, Any]) -> None:
     """Refuse, before anything is installed, what cannot be."""
-    image = given.load or given.push
-    for wrong, why in (
-        (given.jit and os.path.lexists(given.jit), "the folder exists already: name another"),
-        (given.jit and not (given.bundle / CACHES).is_file(), "the bundle has no JIT caches: leave --jit out"),
-        (image and not bundle["image"], "the bundle has no image: leave --load and --push out"),
-    ):
-        if wrong:
-            raise NotTaken(f"{why}.")
+    if given.jit and os.path.lexists(given.jit):
+        raise NotTaken("the folder exists already: name another.")
+    if given.jit and not (given.bundle / CACHES).is_file():
+        raise NotTaken("the bundle has no JIT caches: leave --jit out.")
+    if (given.load or given.push) and not bundle["image"]:
+        raise NotTaken("the bundle has no image: leave --load and --push out.")
 
 
 def _restore(given: argparse.Namespace) -> None:
@@ -171,16 +177,15 @@ def _restore(given: argparse.Namespace) -> None:
         raise Refused(f"{root} is the bundle {name}, and not {given.id}.")
     if given.key and not is_signed(root / SUMS, root / SIGNATURE, given.key):
         raise Refused(f"{root} is not signed by {given.key}: {SIGNATURE} is missing, or by another key.")
-    bundle = verify(root)
-    _require_parts(given, bundle)
-    if given.load or given.push:
-        _say(load_image(root, bundle, given.push or ""))
-    if given.jit:
-        unpack_caches(root, given.jit.absolute())
+    with unpack_caches(root, given.jit.absolute()) if given.jit else contextlib.nullcontext():
+        bundle = verify(root)
+        _require_parts(given, bundle)
+        if given.load or given.push:
+            sys.stdout.write(f"{load_image(root, bundle, given.push or '')}\n")
     image = f"image {bundle['image']['name']}@{bundle['image']['digest']}" if bundle["image"] else "no image"
-    _say(f"bundle {name}\n  target {bundle['target']}, {bundle['platform']}, made {bundle['made']}\n  {image}")
-    _say("".join(f"  no {what}: {why}\n" for what, why in bundle["absent"].items()), end="")
-    _say(f"  every file is as it was written; {'signed by the key' if given.key else 'signature not checked (--key)'}")
+    sys.stdout.write(f"bundle {name}\n  target {bundle['target']}, {bundle['platform']}, made {bundle['made']}\n")
+    sys.stdout.write("".join(f"  no {what}: {why}\n" for what, why in bundle["absent"].items()))
+    sys.stdout.write(f"  {image}\n  all files intact; {'signed' if given.key else 'signature not checked (--key)'}\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -193,23 +198,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--id", help="SHA-256 of its SHA256SUMS")
     parser.add_argument("--push", help="HOST:PORT/REPOSITORY")
     given = parser.parse_args(arguments)
-    for wrong, why in (
-        ("" in (sys.argv[1:] if arguments is None else arguments), "an option is empty"),
-        (given.key and not (given.key.is_file() and b"BEGIN PUBLIC KEY" in given.key.read_bytes()), "no public key"),
-        (given.key and not shutil.which("openssl"), "--key needs openssl"),
-    ):
-        if wrong:
-            parser.error(why)
+    if "" in (sys.argv[1:] if arguments is None else arguments):
+        parser.error("an option is empty")
+    is_key = given.key and given.key.is_file() and b"BEGIN PUBLIC KEY" in given.key.read_bytes()
+    if given.key and not (is_key and shutil.which("openssl")):
+        parser.error("--key needs a public key and openssl")
     try:
         _restore(given)
+        return 0
     except Refused as fault:
         text, code = f"{fault} Nothing was installed." if fault.code == 1 else str(fault), fault.code
     except OSError as fault:
         text, code = f"{fault}. Likely cause: the disk is full or damaged, or not yours. Next step: correct that.", 6
     except KeyboardInterrupt:
         text, code = "interrupted; nothing is half done. Next step: run it again", 130
-    else:
-        return 0
     sys.stderr.write(f"restore: {text}\n")
     return code
 

@@ -120,7 +120,7 @@ def test_what_is_written_is_restored_as_it_was(site: Site, written: BundleResult
     assert subprocess.run(["sha256sum", "--quiet", "--check", "SHA256SUMS"], cwd=folder, check=False).returncode == 0
 
 
-FILES = ["image.tar", "matrix/targets.toml", "bundle.json"]
+FILES = ["image.tar", "jit.tar", "matrix/targets.toml", "bundle.json"]
 
 
 @pytest.mark.parametrize("name", FILES)
