@@ -173,7 +173,7 @@ def write_page(data: dict[str, Any]) -> str:
         "what was written is on the disk.",
         "",
         f"The archive has one SHA-256, which one core computes, so no restore is faster than `restore.py` verifies: "
-        f"the speed ratio to `cp -r` is {data['bound']['cold']:.2f} at most cold, and {data['bound']['warm']:.2f} warm.",
+        f"the speed ratio to `cp -r` is {data['bound']['cold']:.2f} at most cold, {data['bound']['warm']:.2f} warm.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -98,14 +98,12 @@ def is_signed(data: Path, signature: Path, key: Path) -> bool:
 
 
 def _unpack(caches: Path, folder: Path) -> Path:
-    with tarfile.open(caches, "r:") as archive:
+    with tarfile.TarFile(caches, copybufsize=1 << 18) as archive:
         for member in archive:
             place = Path(os.path.normpath(folder / member.name))
-            stream = archive.extractfile(member) if member.isfile() and folder in place.parents else None
-            if stream:
+            if member.isfile() and folder in place.parents:
                 place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("xb", 0) as file:
-                    shutil.copyfileobj(stream, file, 1 << 18)
+                archive.makefile(member, place)
                 os.utime(place, (member.mtime, member.mtime))
                 place.chmod(0o444)
             elif not member.isdir():
