@@ -52,7 +52,7 @@ def hash_file(path: Path) -> str:
     """The SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb", 0) as stream:
-        while data := stream.read(1 << 18):
+        while data := stream.read(1 << 22):
             digest.update(data)
     return digest.hexdigest()
 
