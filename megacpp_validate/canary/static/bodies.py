@@ -37,9 +37,8 @@ def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
                 taken.setdefault(key, "...")
             case ast.Call(func=func, keywords=keywords):
                 if any(k.arg is None and isinstance(k.value, ast.Name) and k.value.id == name for k in keywords):
-                    handed_on = (
-                        "super" if ast.unparse(func).startswith("super()") and handed_on != "elsewhere" else "elsewhere"
-                    )
+                    is_above = ast.unparse(func).startswith("super()") and handed_on != "elsewhere"
+                    handed_on = "super" if is_above else "elsewhere"
     taken = {key: default for key, default in taken.items() if key not in refused}
     if handed_on == "super":  # what is only looked at is for the base to take
         taken = {key: default for key, default in taken.items() if key in away}
@@ -314,15 +313,6 @@ def returned_values(node: ast.AST | None) -> list[ast.expr | None]:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return []
     return [found.value for found in _own_statements(node) if isinstance(found, ast.Return)]
-
-
-def unpacked_names(node: ast.AST) -> set[str]:
-    """Local names that stand among others in the target of an assignment."""
-    names: set[str] = set()
-    for found in walk(node):
-        if isinstance(found, ast.Assign) and isinstance(found.targets[0], ast.Tuple):
-            names |= {e.id for e in found.targets[0].elts if isinstance(e, ast.Name)}
-    return names
 
 
 @once_per_node

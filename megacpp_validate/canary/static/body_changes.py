@@ -14,8 +14,8 @@ from . import bodies
 from .conditions import can_fire
 from .findings import Change, ChangeKind, Impact
 from .guard_changes import Consumed, Passed, compare_guards, known_inside
-from .reach import constant_in
-from .release import Found, Release
+from .reach import callees, constant_in
+from .release import Release
 from .surface import Argument, Use
 from .syntax_nodes import parameters_of, walk
 
@@ -213,9 +213,11 @@ def returned(release: Release, function: griffe.Function, depth: int = _DEPTH) -
 
 class _Reader:
     def __init__(self, release: Release, function: griffe.Function, node: ast.FunctionDef, depth: int) -> None:
-        self._release, self._function, self._depth = release, function, depth
+        self._release, self._depth = release, depth
+        self._called = callees(release, function, node)
         self._assigned = _assigned(node)
-        self._singles = bodies.unpacked_names(node) | {
+        parts = {name for name, kept in self._assigned.items() for value in kept if isinstance(value, ast.Starred)}
+        self._singles = parts | {
             a.arg
             for a, _ in parameters_of(node.args)
             if a.annotation is not None and ast.unparse(a.annotation) in _ONE and a.arg not in self._assigned
@@ -237,26 +239,22 @@ class _Reader:
                 yield Returned(None)
 
     def _call(self, call: ast.Call) -> Iterator[Returned]:
-        dotted = ast.unparse(call.func)
-        found = None
-        if all(part.isidentifier() for part in dotted.split(".")):
-            found = self._release.in_scope(self._function.module, dotted)
-        obj = found.obj if isinstance(found, Found) and self._release.library.owns(found.obj.path) else None
-        if isinstance(obj, griffe.Function) and not obj.decorators:
-            yield from returned(self._release, obj, self._depth - 1)
+        callee = self._called.get(id(call))
+        if callee is not None and not callee.function.decorators:
+            yield from returned(self._release, callee.function, self._depth - 1)
         else:
             yield Returned(None)
 
 
 def _assigned(node: ast.FunctionDef) -> dict[str, list[ast.expr]]:
-    """Local name -> every value that is assigned to it."""
+    """Local name -> every value that is assigned to it; a `Starred` where it stands among others in a target."""
     found: dict[str, list[ast.expr]] = {}
     for one in walk(node):
         if isinstance(one, ast.Assign):
             for target in one.targets:
                 for name in walk(target):
                     if isinstance(name, ast.Name):
-                        found.setdefault(name.id, []).append(one.value if target is name else ast.Constant(None))
+                        found.setdefault(name.id, []).append(one.value if target is name else ast.Starred(name))
         elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
             found.setdefault(one.id, [])
     return found

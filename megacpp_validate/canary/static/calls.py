@@ -28,6 +28,7 @@ from .interpreted import (
     Missing,
     Names,
     ProjectModule,
+    Several,
     Unknown,
     Value,
     Values,
@@ -36,6 +37,7 @@ from .interpreted import (
     call_external,
     call_known,
     constant,
+    container_of,
     each_of,
     either,
     forked,
@@ -98,7 +100,7 @@ class Calls(Expressions):
             case ast.Attribute(value=owner, attr=attr):
                 owners = self._value(owner, names)
                 for one in owners if owners != ANYTHING else self._owners_by(attr, names):
-                    if isinstance(one, Keywords | Const | External) and not isinstance(one, External):
+                    if isinstance(one, Keywords | Several | Items | Const):
                         callees.append((one, attr))
                     else:
                         callees += [(f, attr) for f in self._member(one, Access(attr, node.func, names, called=True))]
@@ -110,6 +112,11 @@ class Calls(Expressions):
         match node.func:
             case ast.Name(id="patch") | ast.Attribute(attr="patch" | "object" | "setattr"):  # of `mock`, `monkeypatch`
                 self._note_replaced(node, names, given)
+            case ast.Attribute(value=owner, attr="append" | "extend" | "insert" | "add") if given:
+                held = self._quietly(owner, names)
+                more = each_of(given[-1]) if node.func.attr == "extend" else given[-1]
+                if all(isinstance(one, Items | Several) for one in held):
+                    self._bind(owner, frozenset({Several(either(each_of(held), more))}), names)
         if isinstance(node.func, ast.Attribute) and node.func.attr in _LOADS:
             self._note_load(node, node.func, names, {type(one) for one, _ in callees})
         return either(*(self._call_one(one, Call(node, names, given, attr, unpack)) for one, attr in callees))
@@ -158,7 +165,13 @@ class Calls(Expressions):
         """
         owner = ast.unparse(func.value).lower()
         layer = Symbol(*self.release.library.layer.rpartition(".")[::2])
-        is_module = not any(word in owner for word in _NO_MODULES) and called <= {Unknown, External, Vendor}
+        is_module = not any(word in owner for word in _NO_MODULES) and called <= {
+            Unknown,
+            External,
+            Vendor,
+            Items,
+            Several,
+        }
         is_noted = is_module and layer.name and not self._quiet
         if is_noted and (func.attr == "set_extra_state" or self.project.loads_fp8(names.file)):
             state = Vendor(layer, (RESULT, "set_extra_state"))
@@ -291,8 +304,15 @@ class Calls(Expressions):
             self._minding[node] = found
         return self._minding[node]
 
+    def _call_several(self, held: Several, call: Call) -> Values:
+        pair = frozenset({Items((ANYTHING, held.each))})
+        known = {"values": frozenset({held}), "items": frozenset({Several(pair)}), "get": held.each, "pop": held.each}
+        return known.get(call.attr, ANYTHING)
+
     def _call_keywords(self, made: Keywords, call: Call) -> Values:
         match call.attr:
+            case "values" | "items":
+                return self._call_several(Several(either(*made.items.values())), call)
             case "update":
                 self._fill(made, call)
             case "copy":
@@ -342,7 +362,8 @@ class Calls(Expressions):
                 return called
             case ("print" | "setattr" | "delattr", _):
                 return ANYTHING
-        return self._call_about_release(callee.path.rpartition(".")[2], call) or call_external(callee.path, call.given)
+        known = self._call_about_release(callee.path.rpartition(".")[2], call) or container_of(callee.path, call.given)
+        return known or call_external(callee.path, call.given)
 
     def _call_about_release(self, name: str, call: Call) -> Values | None:
         """What a function of Python gives by which a project asks what a release has; None for any other."""

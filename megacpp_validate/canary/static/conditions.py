@@ -52,11 +52,8 @@ def can_fire(tests: Iterable[Test], known_at: Callable[[int], Mapping[str, Argum
         chosen = dict(zip(choices, combination, strict=True))
         outcomes = {_comes_out(test, known, chosen) for test, known in asked}
         seen.add(False if False in outcomes else None if None in outcomes else True)
-    # One of several members is what a function of the code may give: which of them is not known.
-    several = any(isinstance(value, Member) for values in choices.values() for value in values[1:])
-    if None in seen or (several and len(seen) > 1):
-        return None
-    return True in seen
+    # Which of several values the code gives is not known.
+    return None if None in seen or len(seen) > 1 else True in seen
 
 
 def _comes_out(

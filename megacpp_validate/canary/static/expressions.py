@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from packaging.version import Version
@@ -29,6 +29,7 @@ from .interpreted import (
     Missing,
     Names,
     ProjectModule,
+    Several,
     Unknown,
     Value,
     Values,
@@ -38,7 +39,9 @@ from .interpreted import (
     compare,
     constant,
     cut,
+    each_of,
     either,
+    elements_of,
     is_untold,
     plain,
     subscript,
@@ -215,7 +218,7 @@ class Expressions(ABC):
         else:
             self._children(node, names)
         if self._asked > asked and not isinstance(node, _HANDS_ON):
-            known = frozenset(one for one in values if not isinstance(one, Unknown | Items) or plain(one))
+            known = frozenset(one for one in values if not isinstance(one, Unknown | Items | Several) or plain(one))
             values = known if known == values else known | {UNTOLD}
         self._asked = asked + any(map(self._tells, values))
         return values
@@ -249,11 +252,7 @@ class Expressions(ABC):
         known = truth_of(values)
         if isinstance(node.op, ast.Not):
             return ANYTHING if known is None else constant(not known)
-        if isinstance(node.op, ast.USub) and all(
-            isinstance(v, Const) and isinstance(v.value, int | float) for v in values
-        ):
-            return frozenset(Const(-v.value) for v in values if isinstance(v, Const))  # type: ignore[operator]
-        return ANYTHING
+        return calculate(constant(0), ast.Sub(), values) if isinstance(node.op, ast.USub) else ANYTHING
 
     def _of_compare(self, node: ast.Compare, names: Names) -> Values:
         sides = [self._value(one, names) for one in (node.left, *node.comparators)]
@@ -370,12 +369,12 @@ class Expressions(ABC):
                     self._bind(part.target, value, way)
                     each.append(self._value(node.elt, way))  # type: ignore[union-attr]
                 return frozenset({Items(tuple(each))})
-            self._bind(part.target, either(*(v for i in items for v in i), ANYTHING), way)
+            self._bind(part.target, elements_of(over), way)
             for test in part.ifs:
                 self._value(test, way)
-        for child in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
-            self._value(child, way)
-        return ANYTHING
+        if isinstance(node, ast.DictComp):
+            self._value(node.key, way)
+        return frozenset({Several(self._value(node.value if isinstance(node, ast.DictComp) else node.elt, way))})
 
     _of_setcomp = _of_generatorexp = _of_dictcomp = _of_listcomp
 
@@ -471,6 +470,7 @@ class Expressions(ABC):
         parts = target.elts
         stars = [index for index, part in enumerate(parts) if isinstance(part, ast.Starred)]
         whole = [one.values for one in values if isinstance(one, Items)]
+        whole += [(one.each,) * len(parts) for one in values if isinstance(one, Several)]
         whole = [one for one in whole if len(one) == len(parts) or (stars and len(one) >= len(parts) - 1)]
         for index, part in enumerate(parts):
             at = index if not stars or index <= stars[0] else index - len(parts)
@@ -485,6 +485,11 @@ class Expressions(ABC):
                 one.cls.fields[target.attr] = either(one.cls.fields.get(target.attr, frozenset()), values)
             elif isinstance(one, Class):
                 one.members[target.attr] = either(one.members.get(target.attr, frozenset()), values)
+            elif isinstance(one, VendorModule):  # set where nothing reads it any more, it is lost without a word
+                self._note(Vendor(Symbol(one.path, target.attr)), UseKind.NAME, target, names, optional=True)
+            elif isinstance(one, Vendor):
+                value = Vendor(one.symbol, (*one.path, target.attr))
+                self._note(value, UseKind.ATTRIBUTE, target, names, optional=True)
 
     def _bind_subscript(self, target: ast.Subscript, values: Values, names: Names) -> None:
         keys = [one.value for one in self._value(target.slice, names) if isinstance(one, Const)]
@@ -507,10 +512,9 @@ class Expressions(ABC):
                 is_none = isinstance(op, ast.Is) is wanted
                 return self._keep(name, names, lambda one: isinstance(one, Unknown) or _is_none(one) is is_none)
             case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=name), kind]) if wanted:
-                kinds = self._quietly(kind, names)
-                known = [Vendor(one.symbol, (*one.path, BELOW)) for one in kinds if isinstance(one, Vendor)]
-                if known and len(known) == len(kinds):
-                    names.names[name] = frozenset(known)
+                known = self._object_of(kind, names)
+                if known and known != ANYTHING:
+                    names.names[name] = known
             case ast.Call(func=func, args=[ast.Name(id=name)]) if wanted:
                 for one in self._quietly(func, names):
                     if isinstance(one, Function) and (tested := self._tested(one)) != ANYTHING:
@@ -520,6 +524,29 @@ class Expressions(ABC):
             case ast.Constant(value=value):
                 return bool(value) is wanted
         return True
+
+    def _object_of(self, kind: ast.expr | None, names: Names) -> Values:
+        """An object of the classes of Transformer Engine that an annotation or `isinstance` names, or a list of it."""
+        match kind:
+            case ast.BinOp(left=left, right=right):
+                return self._object_of(ast.Tuple([left, right]), names)
+            case ast.Subscript(value=ast.Name(id="Optional" | "Union"), slice=inner):
+                return self._object_of(inner, names)
+            case ast.Subscript(value=ast.Name(id="list" | "List" | "Sequence" | "Iterable"), slice=inner):
+                return frozenset({Several(self._object_of(inner, names))})
+            case ast.Tuple(elts=kinds):
+                known = either(*(self._object_of(one, names) for one in kinds))
+                return ANYTHING if known >= ANYTHING else known
+            case ast.Name() | ast.Attribute():
+                found = each_of(self._quietly(kind, names))
+                known = frozenset(Vendor(one.symbol, (*one.path, BELOW)) for one in found if isinstance(one, Vendor))
+                return known if len(known) == len(found) else ANYTHING
+            case ast.Constant(value=None):
+                return frozenset()
+            case ast.Constant(value=str(text)):
+                with suppress(SyntaxError):
+                    return self._object_of(ast.parse(text, mode="eval").body, names)
+        return ANYTHING
 
     def _tested(self, function: Function) -> Values:
         """What the first argument is where a function of the project returns true: `is_float8tensor(x)`."""

@@ -56,7 +56,7 @@ class Impact(StrEnum):
 class Doubt(StrEnum):
     """Why something that fails as written is a risk and no breakage."""
 
-    CAUGHT = "caught"  # the code around it catches the failure, and goes on
+    CAUGHT = "caught"  # the code goes on: it catches the failure, or only sets what is lost
     GUARDED = "guarded"  # a check of the release decides whether it is reached, and cannot be evaluated
 
 

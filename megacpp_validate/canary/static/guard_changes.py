@@ -20,7 +20,7 @@ from .findings import Change, ChangeKind, Impact
 from .reach import Callee, Reached, bound_names, callees, guards_reached, rewritten
 from .release import Release
 from .surface import UNKNOWN, Argument, argument_of
-from .syntax_nodes import children, once_per_node, parameters_of, statements_below, substituted, walk
+from .syntax_nodes import children, once_per_node, parameters_of, statements_below, stored_by, substituted, walk
 
 _REWORDED = 0.6  # likeness of two guards' messages from which one is the other, if both test the same names
 _SAME_WORDS = 0.75  # ... if they test others, in nearly the same way
@@ -272,7 +272,7 @@ def _trace(body: Iterable[ast.AST], origins: dict[str, set[str]], under: set[str
                 continue
             else:
                 sources = _read_from(found.value, origins)
-            for name in _stored_names(found):
+            for name in stored_by(found):
                 origins.setdefault(name, set()).update(sources | (under if calls else set()))
         elif isinstance(found, ast.If):
             inner = under | _read_from(found.test, origins)
@@ -281,11 +281,6 @@ def _trace(body: Iterable[ast.AST], origins: dict[str, set[str]], under: set[str
 
 def _read_from(node: ast.AST, origins: Mapping[str, set[str]]) -> set[str]:
     return set().union(*(origins.get(n.id, set()) for n in walk(node) if isinstance(n, ast.Name)))
-
-
-def _stored_names(node: ast.Assign | ast.AnnAssign) -> set[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return {n.id for t in targets for n in walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def _parameter_names(node: ast.FunctionDef) -> set[str]:
@@ -360,6 +355,6 @@ def _assigned(node: ast.FunctionDef) -> list[tuple[int, str, ast.expr]]:
         (found.lineno, name, found.value)
         for found in statements_below(node)
         if isinstance(found, ast.Assign)
-        for name in _stored_names(found)
+        for name in stored_by(found)
         if not isinstance(found.value, ast.Call) or name != _popped(found.value)
     ]

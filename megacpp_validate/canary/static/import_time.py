@@ -20,14 +20,15 @@ from .conditions import can_fire
 from .findings import Change, ChangeKind, Impact
 from .lazy_names import lazy_branch
 from .reach import bound_names
-from .release import Absent, Release
+from .release import Absent, Found, Release
 from .surface import Symbol, argument_of
 from .syntax_nodes import stored_by, walk
 
 # What torch itself has asked for since 2.1 (`Requires-Dist` of its wheels) is there wherever torch is.
 _WITH_TORCH = frozenset({"filelock", "fsspec", "jinja2", "networkx", "sympy", "typing_extensions"})
 _GIVEN = frozenset({"torch", "__future__", *sys.stdlib_module_names}) | _WITH_TORCH
-_COVERS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException", ""})
+_COVERS = "ImportError|ModuleNotFoundError|Exception"  # handlers after which an import that fails does no harm
+_NOT_RUN = "TYPE_CHECKING|__name__"  # tests of branches that importing does not run
 _CALL_DEPTH = 2
 # Private, but there in torch 2.1 already, the least that Transformer Engine 2 takes.
 _OLD_PRIVATE = frozenset(
@@ -139,8 +140,7 @@ class _Walk:
             tree = self._release.syntax(file)
             if why := self._release.why_unreadable(file):  # a newer Python may well read it
                 self._add(Requirement("check", f"SyntaxError: {name}: {why}", "", file, 1))
-            package = name if file.endswith("__init__.py") else name.rpartition(".")[0]
-            self._top_level(tree.body, _Place(file, name, package, tree), "")
+            self._top_level(tree.body, _Place(file, name, tree), "")
 
     def _file_of(self, module: str) -> str | None:
         base = module.replace(".", "/")
@@ -157,16 +157,12 @@ class _Walk:
                     self._imported(base, tuple(a.name for a in names), node, place, condition)
                 case ast.Try(body=inner, handlers=handlers, orelse=orelse):
                     caught = " or ".join(ast.unparse(h.type) if h.type else "" for h in handlers)
-                    covered = any(name in caught for name in _COVERS if name) or not all(h.type for h in handlers)
+                    covered = re.search(_COVERS, caught) or not all(h.type for h in handlers)
                     self._top_level(inner, replace(place, tried=True), "optional" if covered else condition)
                     self._top_level(orelse, place, _both(condition, _when_nothing_failed(inner[0], caught)))
-                case ast.If(test=test, body=then, orelse=orelse) if ast.unparse(test) not in {
-                    "TYPE_CHECKING",
-                    "typing.TYPE_CHECKING",
-                }:
-                    if "__name__" not in ast.unparse(test):
-                        self._top_level(then, place, _both(condition, ast.unparse(test)))
-                        self._top_level(orelse, place, _both(condition, f"not ({ast.unparse(test)})"))
+                case ast.If(test=test, body=then, orelse=orelse) if not re.search(_NOT_RUN, ast.unparse(test)):
+                    self._top_level(then, place, _both(condition, ast.unparse(test)))
+                    self._top_level(orelse, place, _both(condition, f"not ({ast.unparse(test)})"))
                 case ast.With(body=inner):
                     self._top_level(inner, place, condition)
                 case ast.Assert() | ast.Raise():
@@ -204,17 +200,15 @@ class _Walk:
         """Checks in a function of the package that runs while importing."""
         if depth == 0 or condition == "optional" or not isinstance(call.func, ast.Name):
             return
-        found = _function_in(place.tree, call.func.id)
-        where = place
-        if found is None:
-            source = _imported_from(place, call.func.id)
-            file = self._file_of(source) if self._release.library.owns(source) else None
-            if file is None:
-                return
-            where = _Place(file, source, source.rpartition(".")[0], self._release.syntax(file))
-            found = _function_in(where.tree, call.func.id)
-        if found is None or any("lazy" in ast.unparse(d) for d in found.decorator_list):
+        holder = self._release.module(place.module)
+        symbol = self._release.in_scope(holder, call.func.id) if holder is not None else None
+        found = self._release.node_of(symbol.obj) if isinstance(symbol, Found) else None
+        if not isinstance(symbol, Found) or not isinstance(found, ast.FunctionDef):
             return
+        if any("lazy" in ast.unparse(d) for d in found.decorator_list):
+            return
+        file = str(symbol.obj.filepath)
+        where = _Place(file, symbol.obj.module.path, self._release.syntax(file))
         given = {name: argument_of(value, {}) for name, value in bound_names(call, found).items()}
         for guard in bodies.guards(found):
             if can_fire(guard.enclosing, lambda _: given) is not False:
@@ -246,10 +240,13 @@ class _Walk:
 class _Place:
     file: str
     module: str
-    package: str
     tree: ast.Module
     inside: str = ""  # the function, where it is not the top level
     tried: bool = False  # something is caught there
+
+    @property
+    def package(self) -> str:
+        return self.module if self.file.endswith("__init__.py") else self.module.rpartition(".")[0]
 
 
 def _with_constants(condition: str, tree: ast.Module) -> str:
@@ -268,17 +265,6 @@ def _when_nothing_failed(tried: ast.stmt, caught: str) -> str:
     if "PackageNotFound" in caught and len(named) == 1:
         return f"{named[0]} is installed"
     return f"no {caught} from `{ast.unparse(tried)[:80]}`"
-
-
-def _function_in(tree: ast.Module, name: str) -> ast.FunctionDef | None:
-    return next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
-
-
-def _imported_from(place: _Place, name: str) -> str:
-    for node in place.tree.body:
-        if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
-            return resolve_name("." * node.level + (node.module or ""), place.package)
-    return ""
 
 
 def _both(one: str, other: str) -> str:

@@ -8,7 +8,6 @@ once, functions once with unknown arguments; only functions that reach the versi
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -16,7 +15,7 @@ from typing import Final
 from ...evidence.values import SourceLine
 from .bodies import yields
 from .calls import Calls
-from .expressions import Key, Lacking
+from .expressions import Access, Key, Lacking
 from .interpreted import (
     ANYTHING,
     NOTHING,
@@ -26,8 +25,6 @@ from .interpreted import (
     Function,
     Import,
     Instance,
-    Items,
-    Keywords,
     Method,
     Names,
     ProjectModule,
@@ -39,13 +36,15 @@ from .interpreted import (
     constant,
     each_of,
     either,
+    elements_of,
     is_untold,
+    plain,
     truth_of,
 )
 from .project import SourceFile
 from .release import Absent
 from .surface import Symbol, Use, UseKind, argument_of, is_caught, named_kinds, parameter_facts
-from .syntax_nodes import stored_by
+from .syntax_nodes import parameters_of, stored_by
 
 _PASSES: Final = 2  # what fields, parameters and results are is known after the first; the second notes uses
 _DEEPEST: Final = 12  # functions within functions
@@ -134,14 +133,11 @@ class Interpreter(Calls):
         title = ".".join(filter(None, (outer.function, getattr(node, "name", "<lambda>"))))
         names = Names(outer.file, outer, title, cls=function.owner, is_guarded=outer.is_guarded)
         names.facts = parameter_facts(node.args, self._kinds.get(outer.file.module, {}))
-        said = ast.unparse(returns) if (returns := getattr(node, "returns", None)) is not None else ""
-        if "AbstractContextManager" in said:
-            names.hands_on = UseKind.CONTEXT
-        elif re.search(r"\btype\b", said):
-            names.hands_on = UseKind.CLASS
         every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         for argument in (*every, *filter(None, (node.args.vararg, node.args.kwarg))):
             names.names[argument.arg] = ANYTHING
+        for argument in every:  # an annotation may be wrong
+            names.names[argument.arg] |= self._object_of(argument.annotation, outer)
         if function.owner is not None and every and not _is_decorated(node, "staticmethod"):
             made_by_class = _is_decorated(node, "classmethod") or node.name == "__new__"  # type: ignore[union-attr]
             holder: Value = function.owner if made_by_class else Instance(function.owner)
@@ -178,6 +174,8 @@ class Interpreter(Calls):
     def _do_annassign(self, node: ast.AnnAssign, names: Names) -> None:
         if node.value is not None:
             self._assign([node.target], node.value, names)
+        elif (known := self._object_of(node.annotation, names)) != ANYTHING:
+            self._bind(node.target, known | ANYTHING, names)
 
     def _do_augassign(self, node: ast.AugAssign, names: Names) -> None:
         self._value(node.value, names)
@@ -185,9 +183,7 @@ class Interpreter(Calls):
         self._bind(node.target, ANYTHING, names)
 
     def _do_return(self, node: ast.Return, names: Names) -> bool:
-        values = NOTHING if node.value is None else self._value(node.value, names)
-        names.returned.append(values)
-        self._hand_on(values, node, names)
+        names.returned.append(NOTHING if node.value is None else self._value(node.value, names))
         return False
 
     def _do_raise(self, node: ast.stmt, names: Names) -> bool:
@@ -221,25 +217,26 @@ class Interpreter(Calls):
 
     def _do_while(self, node: ast.While, names: Names) -> None:
         self._value(node.test, names)
-        self._ways(names, [node.body, []])
-        self._block(node.orelse, names)
+        self._loop(node, names)
 
-    def _do_match(self, node: ast.Match, names: Names) -> None:
-        self._value(node.subject, names)
-        self._ways(names, [*(case.body for case in node.cases), []])
+    def _do_match(self, node: ast.Match, names: Names) -> bool:
+        """Read like a row of `if isinstance(...)`; what other patterns test is not known."""
+        rest: list[ast.stmt] = []
+        for case in reversed(node.cases):
+            parts = case.pattern.patterns if isinstance(case.pattern, ast.MatchOr) else [case.pattern]
+            kinds = ast.Tuple([one.cls for one in parts if isinstance(one, ast.MatchClass)])
+            test = ast.copy_location(ast.Call(ast.Name("isinstance"), [node.subject, kinds], []), case.pattern)
+            rest = [ast.If(ast.BoolOp(ast.And(), [test, *filter(None, [case.guard])]), case.body, rest)]
+        return self._do_if(rest[0], names)  # type: ignore[arg-type]
 
     def _do_global(self, node: ast.Global, names: Names) -> None:
         names.is_global |= set(node.names)
 
-    def _ways(self, names: Names, bodies: Sequence[Sequence[ast.stmt]]) -> bool:
-        """Read several ways of which any may be taken."""
-        ends = []
-        for body in bodies:
-            way = names.fork()
-            if self._block(body, way):
-                ends.append(way)
-        names.join(ends)
-        return bool(ends)
+    def _loop(self, node: ast.While | ast.For | ast.AsyncFor, names: Names) -> None:
+        """Read the body of a loop, which may not be reached at all, and what follows it."""
+        way = names.fork()
+        names.join([names.fork(), *([way] if self._block(node.body, way) else [])])
+        self._block(node.orelse, names)
 
     def _do_if(self, node: ast.If, names: Names) -> bool:
         tested, ends = self._value(node.test, names), list[Names]()
@@ -257,12 +254,8 @@ class Interpreter(Calls):
         return bool(ends)
 
     def _do_for(self, node: ast.For | ast.AsyncFor, names: Names) -> None:
-        over = self._value(node.iter, names)
-        each = [value for one in over if isinstance(one, Items) for value in one.values]
-        is_known = all(isinstance(one, Items) for one in over)
-        self._bind(node.target, either(*each, *([] if is_known and each else [ANYTHING])), names)
-        self._ways(names, [node.body, []])
-        self._block(node.orelse, names)
+        self._bind(node.target, elements_of(self._value(node.iter, names)), names)
+        self._loop(node, names)
 
     def _do_expr(self, node: ast.Expr, names: Names) -> bool:
         self._value(node.value, names)
@@ -288,8 +281,7 @@ class Interpreter(Calls):
             handlers = []
         for handler, _ in handlers:
             other = before.fork()
-            if fault is None:
-                other.join([other, way])
+            other.join([other, way] if fault is None else [way])  # what was bound before the fault is there
             if handler.name:
                 other.names[handler.name] = ANYTHING
             given = len(names.returned)
@@ -323,7 +315,7 @@ class Interpreter(Calls):
                 return self.release.library.owns(module or "")
             case ast.Assign(value=value) | ast.Return(value=ast.expr() as value) | ast.Expr(value=value):
                 kinds = Const | Vendor | VendorModule if isinstance(value, ast.Attribute) else Const
-                known = all(isinstance(one, kinds) for one in self._quietly(value, names))
+                known = all(isinstance(one, kinds) or plain(one) for one in self._quietly(value, names))
                 return known or isinstance(value, ast.Name)
         return isinstance(statement, ast.Pass)
 
@@ -344,17 +336,6 @@ class Interpreter(Calls):
                 if not (is_gone and is_found):
                     kept.append(replace(use, optional=False) if is_gone and not goes_on else use)
             self.uses[key] = kept
-
-    def _hand_on(self, values: Values, node: ast.AST, names: Names) -> None:
-        """Note what a function hands on as a class, or as a context manager, by its annotation."""
-        if names.hands_on is None:
-            return
-        for one in values:
-            if isinstance(one, Vendor) and (names.hands_on is UseKind.CONTEXT or not one.path):
-                self._note(one, names.hands_on, node, names)
-            inner = one.items.values() if isinstance(one, Keywords) else one.values if isinstance(one, Items) else ()
-            for part in inner:
-                self._hand_on(part, node, names)
 
     # --- imports, definitions, assignments -------------------------------------------------------------------
 
@@ -377,15 +358,9 @@ class Interpreter(Calls):
                     names.names |= {n: v for n, v in found.names.items() if not n.startswith("_")}
                     names.stars += found.stars
                 continue
+            owner = External(module) if file is None else ProjectModule(file)
+            values = self._member(owner, Access(alias.name, node, names))
             below = self.project.find(f"{module}.{alias.name}")
-            values: Values = frozenset({External(f"{module}.{alias.name}")})
-            if alias.name == "TYPE_CHECKING":
-                values = constant(False)
-            if file is not None:
-                known = self.module(file).names.get(alias.name)
-                values = known if known is not None else ANYTHING
-                if known is None and (star := self._of_stars(alias.name, self.module(file), node)):
-                    values = star
             if below is not None and (file is None or values == ANYTHING):
                 values = frozenset({ProjectModule(below)})
             names.bind(alias.asname or alias.name, values)
@@ -406,10 +381,8 @@ class Interpreter(Calls):
                 owner, _, last = alias.name.rpartition(".")
                 self._note_name(Symbol(owner, last), node, names, "ModuleNotFoundError", bound)
             names.bind(bound, frozenset({VendorModule(target)}))
-        elif (file := self.project.find(target)) is not None:
-            names.bind(bound, frozenset({ProjectModule(file)}))
         else:
-            names.bind(bound, frozenset({External(target)}))
+            names.bind(bound, self._of_text(target))
 
     def _import_symbol(self, module: str, alias: ast.alias, node: ast.stmt, names: Names) -> None:
         raised = "ModuleNotFoundError" if self.release.module(module) is None else "ImportError"
@@ -426,8 +399,11 @@ class Interpreter(Calls):
     def _do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, names: Names) -> None:
         function = self._functions.setdefault(node, Function(node, names))
         function.names = names
-        for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
-            self._value(default, names)
+        read = [*node.args.defaults, *node.args.kw_defaults]
+        if names.find("annotations") is None:  # `from __future__ import annotations` leaves them alone
+            read += [node.returns, *(argument.annotation for argument, _ in parameters_of(node.args))]
+        for expression in filter(None, read):
+            self._value(expression, names)
         values: Values = frozenset({function})
         for decorator in reversed(node.decorator_list):
             for one in self._value(decorator, names):

@@ -17,7 +17,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from .project import SourceFile
-from .surface import ELEMENT, Argument, Symbol, UseKind
+from .surface import ELEMENT, Argument, Symbol
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,13 @@ class Items:
 
 
 @dataclass(frozen=True)
+class Several:
+    """A container of any length: what each of its elements can be."""
+
+    each: Values
+
+
+@dataclass(frozen=True)
 class ProjectModule:
     """A module of the project."""
 
@@ -169,7 +176,7 @@ class Listing:
 
 Value: TypeAlias = (
     "Const | Vendor | Missing | VendorModule | External | Function | Class | Import | Instance | Method "
-    "| Keywords | Items | Listing | ProjectModule | Unknown"
+    "| Keywords | Items | Several | Listing | ProjectModule | Unknown"
 )
 Values: TypeAlias = "frozenset[Value]"
 ANYTHING: Final[Values] = frozenset({Unknown()})
@@ -186,9 +193,17 @@ def either(*sides: Values) -> Values:
     return frozenset(one for one in both if isinstance(one, Vendor | VendorModule | Class)) | ANYTHING
 
 
-def each_of(values: Values) -> list[Value]:
-    """The values, and those in a tuple or a list among them."""
-    return [inner for one in values for inner in (either(*one.values) if isinstance(one, Items) else (one,))]
+def each_of(values: Values) -> Values:
+    """The values, with the elements of a container in its place."""
+    return either(*(elements_of(frozenset({v})) if isinstance(v, Items | Several) else frozenset({v}) for v in values))
+
+
+def elements_of(containers: Values) -> Values:
+    """What an element of a container can be; anything where nothing is known of a container, or it is empty."""
+    held = (
+        v.values if isinstance(v, Items) else [v.each] if isinstance(v, Several) else [ANYTHING] for v in containers
+    )
+    return either(*itertools.chain(*held)) or ANYTHING
 
 
 def is_untold(values: Values) -> bool:
@@ -214,7 +229,6 @@ class Names:
         returned: what the function around it returns.
         caught: builtin exceptions that a `try` around it catches, and goes on.
         is_guarded: a check of the release that is not known decides whether the place is reached.
-        hands_on: as what the function around it returns values, by its annotation.
         is_way: one of several ways through the code, not a scope of its own.
     """
 
@@ -229,7 +243,6 @@ class Names:
     cls: Class | None = None
     caught: frozenset[str] = frozenset()
     is_guarded: bool = False
-    hands_on: UseKind | None = None
     is_way: bool = False
 
     def find(self, name: str) -> Values | None:
@@ -387,9 +400,15 @@ def plain(value: Value) -> tuple[Any] | None:
         case Const(value=known):
             return (known,)
         case Items(values=parts):
-            inner = [plain(next(iter(part))) if len(part) == 1 else None for part in parts]
-            return None if None in inner else (tuple(one[0] for one in inner if one is not None),)
+            inner = _plain_each(parts)
+            return None if inner is None else (tuple(inner),)
     return None
+
+
+def _plain_each(parts: Sequence[Values]) -> list[Any] | None:
+    """Values that are all wholly known; None where one of them is not."""
+    found = [plain(next(iter(part))) if len(part) == 1 else None for part in parts]
+    return None if None in found else [one[0] for one in found if one is not None]
 
 
 def wrap(value: Any) -> Values:
@@ -409,6 +428,8 @@ def subscript(owner: Values, key: Values) -> Values:
                     found.append(frozenset({Vendor(symbol, (*path, ELEMENT))}))
                 case Items(values=parts), Const(value=int() as index) if -len(parts) <= index < len(parts):
                     found.append(parts[index])
+                case Items() | Several(), _:
+                    found.append(elements_of(frozenset({one})) | ANYTHING)
                 case _:
                     items = getattr(one, "items", None)
                     is_known = isinstance(items, dict) and isinstance(at, Const) and at.value in items
@@ -418,6 +439,8 @@ def subscript(owner: Values, key: Values) -> Values:
 
 def cut(owner: Values, lower: Values, upper: Values) -> Values:
     """What `owner[lower:upper]` gives."""
+    if any(isinstance(one, Several) for one in owner):
+        return owner
     ends = [one.value for side in (lower, upper) for one in side if isinstance(one, Const)]
     start, end = ends if len(ends) == len(lower) + len(upper) == 2 else (..., ...)
     if len(owner) != 1 or not isinstance(start, int | None) or not isinstance(end, int | None):
@@ -438,30 +461,38 @@ def call_external(path: str, arguments: Sequence[Values]) -> Values:
         arguments: positional ones.
     """
     last = path.rpartition(".")[2]
-    given = [plain(next(iter(one))) if len(one) == 1 else None for one in arguments]
-    if not given or None in given:
+    values = _plain_each(arguments)
+    if not values:
         return ANYTHING
-    values = [one[0] for one in given if one is not None]
     made = Version if last in _VERSIONS else SpecifierSet if last == "SpecifierSet" else None
     if made is not None:
-        try:
+        with suppress(InvalidVersion, InvalidSpecifier):
             return constant(made(str(values[0])))
-        except (InvalidVersion, InvalidSpecifier):
-            return ANYTHING
     if path.startswith("builtins.") and last in _BUILTINS:
-        try:
+        with suppress(TypeError, ValueError):
             return wrap(_BUILTINS[last](*values))
-        except (TypeError, ValueError):
-            return ANYTHING
     return ANYTHING
+
+
+def container_of(path: str, arguments: Sequence[Values]) -> Values | None:
+    """A container that a call of a function of Python or torch makes of others; None for any other function."""
+    match path.removeprefix("builtins.").removeprefix("torch.nn."), arguments:
+        case ("staticmethod" | "list" | "tuple" | "iter" | "reversed" | "ModuleList" | "ModuleDict", [held]):
+            return held
+        case ("ModuleList" | "ModuleDict" | "Sequential", layers):
+            return frozenset({Several(either(*map(each_of, layers)))})
+        case ("enumerate", [over, *_]):
+            return frozenset({Several(frozenset({Items((ANYTHING, elements_of(over)))}))})
+        case ("zip", overs):
+            return frozenset({Several(frozenset({Items(tuple(map(elements_of, overs)))}))})
+    return None
 
 
 def call_known(value: object, method: str, arguments: Sequence[Values]) -> Values:
     """What a method of a known text, or of a known set of versions, gives."""
-    given = [plain(next(iter(one))) if len(one) == 1 else None for one in arguments]
-    if None in given or method not in _METHODS.get(type(value), ()):
+    given = _plain_each(arguments)
+    if given is None or method not in _METHODS.get(type(value), ()):
         return ANYTHING
-    try:
-        return wrap(getattr(value, method)(*(one[0] for one in given if one is not None)))
-    except (TypeError, ValueError):
-        return ANYTHING
+    with suppress(TypeError, ValueError):
+        return wrap(getattr(value, method)(*given))
+    return ANYTHING

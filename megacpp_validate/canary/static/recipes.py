@@ -27,9 +27,8 @@ def _visit(holder: griffe.Module | griffe.Class, seen: set[str]) -> None:
     if holder.path in seen:
         return
     seen.add(holder.path)
-    holder.members.pop(
-        "cls", None
-    )  # griffe 2.4.1 writes a member of this name, and fails to read it (flash-attn 2.8.3)
+    # griffe 2.4.1 writes a member of this name, and fails to read it (flash-attn 2.8.3)
+    holder.members.pop("cls", None)
     if isinstance(holder, griffe.Class) and "__init__" not in holder.members:
         decorator = _decorator_of(holder)
         if decorator is not None:

@@ -30,7 +30,7 @@ from .lazy_names import lazy_target
 from .library import TE, Library
 from .recipes import ConstructedDataclasses
 from .source_files import SourceFiles, why_not_loaded
-from .syntax_nodes import ParsedFiles, statements_below, stored_by
+from .syntax_nodes import statements_below, stored_by
 
 _OF_BINARY = r"\b(?:tex|{})\.(\w+)"
 _LAZY = re.compile(r"(^|\.)(lazy_loader|attach)$|^lazy_loader\.")
@@ -224,7 +224,7 @@ class Release:
     def _load(self) -> tuple[griffe.Module, str]:
         roots = self.library.roots
         with self._files.laid_out() as folder, without_garbage_collection():
-            extensions = griffe.load_extensions(ConstructedDataclasses(), parsed := ParsedFiles())
+            extensions = griffe.load_extensions(ConstructedDataclasses())
             loader = griffe.GriffeLoader(
                 search_paths=[folder], allow_inspection=False, extensions=extensions, docstring_parser=None
             )
@@ -238,7 +238,6 @@ class Release:
             loader.resolve_aliases(implicit=True, external=False)
             module = loader.modules_collection[self.library.package]
             text = module.as_json(full=False).replace(f"{json.dumps(str(folder))[1:-1]}/", "")
-            self._syntax |= {path.relative_to(folder).as_posix(): tree for path, tree in parsed.trees.items()}
         return _attach(griffe.Module.from_json(text)), text
 
     def _lookup(self, module: str, name: str, seen: set[tuple[str, str]]) -> Lookup:

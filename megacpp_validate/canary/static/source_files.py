@@ -87,9 +87,6 @@ def why_not_loaded(wheel: str, folder: Path, roots: Sequence[str], fault: Except
 
 def _write(path: Path, raw: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        raw.decode("ascii")
-    except UnicodeDecodeError:
-        with suppress(SyntaxError, ValueError):  # whoever reads it will say so
-            raw = decoded(raw).encode()
+    with suppress(SyntaxError, ValueError):  # whoever reads it will say so
+        raw = decoded(raw).encode()
     path.write_bytes(raw)

@@ -25,7 +25,7 @@ class UseKind(StrEnum):
     ATTRIBUTE = "attribute"
     CONTEXT = "context"  # with VALUE:
     DECORATOR = "decorator"
-    CLASS = "class"  # handed on, subclassed or compared as a class
+    CLASS = "class"  # subclassed or compared as a class
     REFUSAL = "refusal"  # a module that raises for this release by itself, when it is imported
 
 

@@ -6,11 +6,8 @@ import ast
 import copy
 from collections.abc import Callable, Iterator
 from functools import wraps
-from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
-
-import griffe
 
 N = TypeVar("N", bound=ast.AST)
 T = TypeVar("T")
@@ -22,22 +19,6 @@ _FIELDS = {
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }
 _BRANCHES = ("body", "handlers", "orelse", "finalbody", "cases")
-
-
-class ParsedFiles(griffe.Extension):
-    """A griffe extension that keeps the syntax trees which griffe parses anyway.
-
-    Attributes:
-        trees: file -> its tree.
-    """
-
-    def __init__(self) -> None:
-        self.trees: dict[Path, ast.Module] = {}
-
-    def on_module_node(self, *, node: ast.AST | griffe.ObjectNode, agent: Any, **kwargs: Any) -> None:  # noqa: ARG002 - griffe's signature
-        """Keep one module's."""
-        if isinstance(node, ast.Module):
-            self.trees[agent.filepath] = node
 
 
 def once_per_node(read: Callable[[N], T]) -> Callable[[N], T]:

@@ -72,7 +72,7 @@ _NEVER: Final = {
     ChangeKind.PARAMETER_REQUIRED: "{subject} requires {parameter}",
 }
 _DOUBTS: Final = {
-    Doubt.CAUGHT: "the code catches the failure",
+    Doubt.CAUGHT: "the code goes on without it",
     Doubt.GUARDED: "behind a check of the release that static analysis cannot evaluate",
 }
 # fmt: on

@@ -54,7 +54,6 @@ CONSUMED: dict[str, tuple[str, list[Row]]] = {
     "hasattr": ("hasattr(te.Layer.require(), 'kind')", []),
     "isinstance-of-two": ("def f(x): return isinstance(x, (te.A.require(), te.B.require()))", [("A", CLASS), ("B", CLASS)]),
     "subclass": ("class Mine(te.Layer.require()): ...", [("Layer", CLASS)]),
-    "handed-on-as-types": ("def f() -> dict[str, type | None]:\n    return {'a': te.A(), 'b': te.B()}", [("A", CLASS), ("B", CLASS)]),
     "with-as": ("with te.scope.require()() as s:\n    s.go()", [("scope", CALL), ("scope()", CONTEXT)]),
     "decorator": ("@te.wrap.require()\ndef f(): ...", [("wrap", DECORATOR)]),
     "decorator-that-is-made": ("@te.wrap.require()(1)\ndef f(): ...", [("wrap", CALL), ("wrap()", DECORATOR)]),
@@ -79,7 +78,7 @@ CONSUMED: dict[str, tuple[str, list[Row]]] = {
     "shadowed-by-a-parameter": ("a = te.A.require()\ndef f(a):\n    a(1)", []),
     "unpacked": ("a, b = te.f.require()(1)\na.go()", [("f", CALL)]),
     "in-a-list": ("x = [te.A.require()]\nx[0](1)", [("A", CALL)]),
-    "in-a-list-that-changes": ("x = []\nx.append(te.A.require())\nx[0](1)", []),
+    "in-a-list-that-changes": ("x = []\nx.append(te.A.require())\nx[0](1)", [("A", CALL)]),
 }  # fmt: skip
 
 
@@ -171,6 +170,9 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "re-exported": ({"pkg/__init__.py": "from .a import Layer", "pkg/a.py": "from transformer_engine.pytorch import Layer", "use.py": "from pkg import Layer\nLayer(8, bias=True)"}, f"use.py:2 {BIAS}"),
     "relative": ({"pkg/__init__.py": "", "pkg/a.py": HEAD, "pkg/b.py": "from . import a\na.te.Layer(8, bias=True)"}, f"pkg/b.py:2 {BIAS}"),
     "narrowed-by-isinstance": ({"a.py": HEAD + "def f(m, x):\n    if isinstance(m, te.Layer):\n        m.forward(x, scale=2)"}, f"a.py:4 {SCALE}"),
+    "annotated": ({"a.py": HEAD + "def f(m: 'te.Layer | None', x):\n    m.forward(x, scale=2)"}, f"a.py:3 {SCALE}"),
+    "declared-and-iterated": ({"a.py": HEAD + "class Mine:\n    layers: list[te.Layer]\n    def run(self, x):\n        for i, layer in enumerate(self.layers[1:]):\n            layer.forward(x, scale=i)"}, f"a.py:6 {SCALE}"),
+    "matched": ({"a.py": HEAD + "def f(m, x):\n    match m:\n        case te.Layer() if x:\n            m.forward(x, scale=2)"}, f"a.py:5 {SCALE}"),
     "partial": ({"a.py": "from functools import partial\n" + HEAD + "partial(te.Layer, bias=True)"}, f"a.py:3 {BIAS}"),
     "only-class-with-that-method": ({"a.py": "from transformer_engine.pytorch import Layer\ndef make():\n    def go(one, x):\n        one.scale_by(x, scale=2)\n    return Layer(8), go"}, "a.py:4 parameter-removed scale"),
     "method-of-torch": ({"a.py": "from transformer_engine.pytorch import Layer\ndef go(one, x):\n    one.state_dict(x, scale=2)"}, ""),
@@ -237,6 +239,8 @@ LOST = {
     "patched": ("from unittest import mock\nimport transformer_engine\nwith mock.patch('transformer_engine.pytorch.f'):\n    pass", {"removed breaking"}),
     "patched-by-a-decorator": ("from unittest.mock import patch\n" + HEAD + "@patch.object(te, 'f')\ndef test(f): ...", {"removed breaking"}),
     "set-by-pytest": (HEAD + "def test(monkeypatch):\n    monkeypatch.setattr('transformer_engine.pytorch.f', None)", {"removed breaking"}),
+    "set-as-an-attribute": (HEAD + "te.f = None", {"removed risk caught"}),
+    "bound-before-the-fault": ("try:\n    from transformer_engine.pytorch import g\n    from transformer_engine.pytorch import f\nexcept ImportError:\n    pass\ng(old=1)", {"removed risk caught", "parameter-removed breaking"}),
     "set-by-the-code": (HEAD + "setattr(te, 'f', None)", set()),
     "module-that-refuses": ("import transformer_engine\nfrom packaging.version import Version\nassert Version(transformer_engine.__version__) < Version('2.0')\n" + HEAD + "te.f()", {"refused breaking"}),
     "module-that-raises": ("import transformer_engine\nfrom packaging.version import Version\nif Version(transformer_engine.__version__) >= Version('2.0'):\n    raise ImportError\n" + HEAD + "te.f()", {"refused breaking"}),

@@ -13,7 +13,6 @@ from tests.canary.static.small_sources import Case, compare, said_by
 CLASS = "class Layer:\n    def __init__(self, size): ...\n"
 FUNCTION = "def Layer(size): ...\n"
 CALLS = "te.Layer.require()(8)"
-HANDS_ON = "def spec() -> dict[str, type]:\n    return {'a': te.Layer.require()}"
 SUBCLASSES = "class Mine(te.Layer.require()): ..."
 ISINSTANCE = "def f(x):\n    return isinstance(x, te.Layer.require())"
 
@@ -41,12 +40,10 @@ STANDING_IN_THE_WAY = [
 ]  # fmt: skip
 
 DEFINITIONS = [
-    Case("handed-on-as-a-class", CLASS, FUNCTION, HANDS_ON, {"user class-became-function breaking"}),
     Case("subclassed", CLASS, FUNCTION, SUBCLASSES, {"user class-became-function breaking"}),
     Case("compared-as-a-class", CLASS, FUNCTION, ISINSTANCE, {"user class-became-function breaking"}),
     Case("only-called", CLASS, FUNCTION, CALLS, set()),
     Case("function-became-class", FUNCTION, CLASS, CALLS, set()),
-    Case("function-to-class-handed-on", FUNCTION, CLASS, HANDS_ON, set()),
     Case("method-became-property", "class Layer:\n    def size(self): ...", "class Layer:\n    @property\n    def size(self): ...", "te.Layer.require()().size()", {"user not-callable breaking"}),
     Case("method-became-attribute", "class Layer:\n    def size(self): ...", "class Layer:\n    size = 8", "te.Layer.require()().size()", {"user not-callable breaking"}),
     Case("function-became-constant", "def available(): ...", "available = True", "te.available.require()()", {"user not-callable breaking"}),
@@ -80,7 +77,6 @@ SCOPES = [
     Case("entered-as-a-class", SCOPE, SCOPE_CLASS, ENTERS, set()),
     Case("exit-gone", SCOPE_CLASS, SCOPE_CLASS.replace("__exit__", "leave"), ENTERS, {"user context-manager-lost breaking"}),
     Case("contextmanager-decorator-gone", SCOPE, SCOPE.replace("@contextmanager\n", ""), ENTERS, {"user context-manager-lost breaking"}),
-    Case("handed-on-as-a-context", SCOPE_CLASS, SCOPE_CLASS.replace("__enter__", "enter"), "from contextlib import AbstractContextManager\ndef f() -> AbstractContextManager:\n    return te.scope.require()()", {"user context-manager-lost breaking"}),
 ]  # fmt: skip
 
 
