@@ -49,10 +49,13 @@ from .syntax_nodes import once_per_node, parameters_of
 
 _DEEPEST: Final = 12  # calls within calls
 _STEPS: Final = 20_000  # calls for which a function is read again
-# Methods that load the state of a module, what Transformer Engine runs then, and what else has such a method.
-_LOADS: Final = frozenset({"load_state_dict", "set_extra_state"})
 _OF_TORCH: Final = re.compile("state_dict|zero_grad|param_group|parameters|extra_state|extra_repr|^register_|_hook$")
+# What can be a module whose state is loaded, and words in the names of what else has such a method.
+_MODULES: Final[set[type]] = {Unknown, External, Vendor, Items, Several}
 _NO_MODULES: Final = ("optim", "sched", "scaler", "loader", "sampler", "callback")
+_HANDS_ALL_ON: Final = re.compile(  # a constructor that takes anything, and gives all of it to the one above
+    r"\(self, \*(\w+)(?:: \w+)?, \*\*(\w+)(?:: \w+)?\).*super\(\)\.__init__\(\*\1, \*\*\2\)", re.DOTALL
+)
 _MINDS_VERSION: Final = frozenset({"__version__", "find_spec", "get_distribution", "version"})
 
 
@@ -113,12 +116,9 @@ class Calls(Expressions):
             case ast.Name(id="patch") | ast.Attribute(attr="patch" | "object" | "setattr"):  # of `mock`, `monkeypatch`
                 self._note_replaced(node, names, given)
             case ast.Attribute(value=owner, attr="append" | "extend" | "insert" | "add") if given:
-                held = self._quietly(owner, names)
-                more = each_of(given[-1]) if node.func.attr == "extend" else given[-1]
-                if all(isinstance(one, Items | Several) for one in held):
-                    self._bind(owner, frozenset({Several(either(each_of(held), more))}), names)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _LOADS:
-            self._note_load(node, node.func, names, {type(one) for one, _ in callees})
+                self._grow(owner, each_of(given[-1]) if node.func.attr == "extend" else given[-1], names)
+            case ast.Attribute(attr="load_state_dict" | "set_extra_state") as func:
+                self._note_load(node, func, names, {type(one) for one, _ in callees})
         return either(*(self._call_one(one, Call(node, names, given, attr, unpack)) for one, attr in callees))
 
     def _owners_by(self, method: str, names: Names) -> Values:
@@ -165,13 +165,7 @@ class Calls(Expressions):
         """
         owner = ast.unparse(func.value).lower()
         layer = Symbol(*self.release.library.layer.rpartition(".")[::2])
-        is_module = not any(word in owner for word in _NO_MODULES) and called <= {
-            Unknown,
-            External,
-            Vendor,
-            Items,
-            Several,
-        }
+        is_module = not any(word in owner for word in _NO_MODULES) and called <= _MODULES
         is_noted = is_module and layer.name and not self._quiet
         if is_noted and (func.attr == "set_extra_state" or self.project.loads_fp8(names.file)):
             state = Vendor(layer, (RESULT, "set_extra_state"))
@@ -213,7 +207,7 @@ class Calls(Expressions):
                 return made
             for name in ("__init__", "__new__"):
                 for function in one.members.get(name, frozenset()) if isinstance(one, Class) else ():
-                    if isinstance(function, Function):
+                    if isinstance(function, Function) and not _HANDS_ALL_ON.search(ast.unparse(function.node)):
                         returned = self._call_function(function, call.with_first(Instance(callee)))
                         return returned if name == "__new__" else made
         return made

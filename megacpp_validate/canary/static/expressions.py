@@ -202,8 +202,6 @@ class Expressions(ABC):
     def _argument(self, node: ast.expr, names: Names) -> Argument:
         return _of_values(self._quietly(node, names)) or argument_of(node, names.facts)
 
-    # --- expressions --------------------------------------------------------------------------------------------
-
     @abstractmethod
     def _of_call(self, node: ast.Call, names: Names, unpack: int = 0) -> Values:
         """What a call gives."""
@@ -292,10 +290,6 @@ class Expressions(ABC):
     _of_list = _of_tuple
 
     def _of_subscript(self, node: ast.Subscript, names: Names) -> Values:
-        match node:
-            case ast.Subscript(value=ast.Attribute(value=module, attr="_modules"), slice=ast.Constant(value=str(name))):
-                layers = (one for one in self._value(module, names) if isinstance(one, Instance))
-                return either(ANYTHING, *(self._member(one, Access(name, node, names)) for one in layers))
         owner = self._value(node.value, names)
         if isinstance(node.slice, ast.Slice):
             ends = [NOTHING if e is None else self._value(e, names) for e in (node.slice.lower, node.slice.upper)]
@@ -372,6 +366,7 @@ class Expressions(ABC):
             self._bind(part.target, elements_of(over), way)
             for test in part.ifs:
                 self._value(test, way)
+                self._narrow(test, way, wanted=True)
         if isinstance(node, ast.DictComp):
             self._value(node.key, way)
         return frozenset({Several(self._value(node.value if isinstance(node, ast.DictComp) else node.elt, way))})
@@ -414,6 +409,8 @@ class Expressions(ABC):
 
     def _in_instance(self, owner: Instance, at: Access) -> Values:
         cls = owner.cls
+        if at.attr == "_modules":
+            return frozenset({Keywords(dict(cls.fields), is_open=True)})
         for one in cls.lineage[1:] if owner.is_above else cls.lineage:
             if isinstance(one, Vendor):
                 made = Vendor(one.symbol, (*one.path, RESULT))
@@ -451,8 +448,6 @@ class Expressions(ABC):
                 return frozenset({Vendor(Symbol(module, name))})
         return None
 
-    # --- names ------------------------------------------------------------------------------------------------
-
     def _bind(self, target: ast.expr, values: Values, names: Names) -> None:
         """Bind what stands left of a `=`, behind an `as`, or between `for` and `in`."""
         if isinstance(target, ast.Starred):
@@ -470,7 +465,6 @@ class Expressions(ABC):
         parts = target.elts
         stars = [index for index, part in enumerate(parts) if isinstance(part, ast.Starred)]
         whole = [one.values for one in values if isinstance(one, Items)]
-        whole += [(one.each,) * len(parts) for one in values if isinstance(one, Several)]
         whole = [one for one in whole if len(one) == len(parts) or (stars and len(one) >= len(parts) - 1)]
         for index, part in enumerate(parts):
             at = index if not stars or index <= stars[0] else index - len(parts)
@@ -498,6 +492,13 @@ class Expressions(ABC):
                 given = values | ({UNTOLD} if names.is_guarded else frozenset())
                 one.items |= {key: given for key in keys if isinstance(key, str)}
                 one.is_open |= not keys
+        self._grow(target.value, values, names)
+
+    def _grow(self, owner: ast.expr, more: Values, names: Names) -> None:
+        """Put an element into what a name or a field holds, where that is a container."""
+        held = self._quietly(owner, names)
+        if all(isinstance(one, Items | Several) for one in held):
+            self._bind(owner, frozenset({Several(either(each_of(held), more))}), names)
 
     def _narrow(self, test: ast.expr, names: Names, *, wanted: bool) -> bool:
         """Keep of a name what a test lets pass; whether anything is left."""

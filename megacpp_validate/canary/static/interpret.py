@@ -215,10 +215,6 @@ class Interpreter(Calls):
                 self._bind(item.optional_vars, ANYTHING, names)
         return self._block(node.body, names)
 
-    def _do_while(self, node: ast.While, names: Names) -> None:
-        self._value(node.test, names)
-        self._loop(node, names)
-
     def _do_match(self, node: ast.Match, names: Names) -> bool:
         """Read like a row of `if isinstance(...)`; what other patterns test is not known."""
         rest: list[ast.stmt] = []
@@ -231,12 +227,6 @@ class Interpreter(Calls):
 
     def _do_global(self, node: ast.Global, names: Names) -> None:
         names.is_global |= set(node.names)
-
-    def _loop(self, node: ast.While | ast.For | ast.AsyncFor, names: Names) -> None:
-        """Read the body of a loop, which may not be reached at all, and what follows it."""
-        way = names.fork()
-        names.join([names.fork(), *([way] if self._block(node.body, way) else [])])
-        self._block(node.orelse, names)
 
     def _do_if(self, node: ast.If, names: Names) -> bool:
         tested, ends = self._value(node.test, names), list[Names]()
@@ -253,9 +243,17 @@ class Interpreter(Calls):
             names.is_guarded |= is_untold(tested) and len(ends) < 2
         return bool(ends)
 
-    def _do_for(self, node: ast.For | ast.AsyncFor, names: Names) -> None:
-        self._bind(node.target, elements_of(self._value(node.iter, names)), names)
-        self._loop(node, names)
+    def _do_for(self, node: ast.For | ast.AsyncFor | ast.While, names: Names) -> None:
+        """The body of a loop is read once, and may not be reached at all."""
+        if isinstance(node, ast.While):
+            self._value(node.test, names)
+        else:
+            self._bind(node.target, elements_of(self._value(node.iter, names)), names)
+        way = names.fork()
+        names.join([names.fork(), *([way] if self._block(node.body, way) else [])])
+        self._block(node.orelse, names)
+
+    _do_while = _do_for
 
     def _do_expr(self, node: ast.Expr, names: Names) -> bool:
         self._value(node.value, names)

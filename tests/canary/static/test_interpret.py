@@ -78,7 +78,7 @@ CONSUMED: dict[str, tuple[str, list[Row]]] = {
     "shadowed-by-a-parameter": ("a = te.A.require()\ndef f(a):\n    a(1)", []),
     "unpacked": ("a, b = te.f.require()(1)\na.go()", [("f", CALL)]),
     "in-a-list": ("x = [te.A.require()]\nx[0](1)", [("A", CALL)]),
-    "in-a-list-that-changes": ("x = []\nx.append(te.A.require())\nx[0](1)", [("A", CALL)]),
+    "in-a-list-that-changes": ("x = []\nx.append(te.A.require())\nx[i] = te.B.require()\nfor j, f in enumerate(x):\n    f(j)", [("A", CALL), ("B", CALL)]),
 }  # fmt: skip
 
 
@@ -161,7 +161,7 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "keywords-of-a-dictionary": ({"a.py": HEAD + "def f(on):\n    kw = {'size': 8}\n    if on:\n        kw['bias'] = True\n    te.Layer(**kw)"}, f"a.py:6 {BIAS}"),
     "keywords-of-a-function": ({"a.py": HEAD + "def extra():\n    return dict(bias=True)\nte.Layer(8, **extra())"}, f"a.py:4 {BIAS}"),
     "subclass-of-a-subclass": ({"a.py": HEAD + "class Mine(te.Layer): ...", "b.py": "from a import Mine\nclass Its(Mine):\n    def __init__(self):\n        super().__init__(8, bias=True)"}, f"b.py:4 {BIAS}"),
-    "subclass-that-is-made": ({"a.py": HEAD + "class Mine(te.Layer): ...\nMine(8, bias=True)"}, f"a.py:3 {BIAS}"),
+    "subclass-that-is-made": ({"a.py": HEAD + "class Mine(te.Layer):\n    def __init__(self, *args, **kw):\n        super().__init__(*args, **kw)\nMine(8, bias=True)"}, f"a.py:5 {BIAS}"),
     "method-of-a-base": ({"a.py": HEAD + "class Mine(te.Layer):\n    def forward(self, x):\n        return super().forward(x, scale=2)"}, f"a.py:4 {SCALE}"),
     "field-by-its-name": ({"a.py": HEAD + "class Mine:\n    def __init__(self):\n        self.layer = te.Layer(8)\n    def run(self, x):\n        return self._modules['layer'].forward(x, scale=2)"}, f"a.py:6 {SCALE}"),
     "field-of-a-base": ({"a.py": HEAD + "class Base:\n    def __init__(self):\n        self.layer = te.Layer(8)\nclass Mine(Base):\n    def run(self, x):\n        return self.layer.forward(x, scale=2)"}, f"a.py:7 {SCALE}"),
@@ -169,7 +169,7 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "passed-on": ({"a.py": HEAD + "def build(cls):\n    return cls(8, bias=True)\nbuild(te.Layer)"}, f"a.py:3 {BIAS}"),
     "re-exported": ({"pkg/__init__.py": "from .a import Layer", "pkg/a.py": "from transformer_engine.pytorch import Layer", "use.py": "from pkg import Layer\nLayer(8, bias=True)"}, f"use.py:2 {BIAS}"),
     "relative": ({"pkg/__init__.py": "", "pkg/a.py": HEAD, "pkg/b.py": "from . import a\na.te.Layer(8, bias=True)"}, f"pkg/b.py:2 {BIAS}"),
-    "narrowed-by-isinstance": ({"a.py": HEAD + "def f(m, x):\n    if isinstance(m, te.Layer):\n        m.forward(x, scale=2)"}, f"a.py:4 {SCALE}"),
+    "narrowed-by-isinstance": ({"a.py": HEAD + "def f(model, x):\n    return [m.forward(x, scale=2) for m in model if isinstance(m, te.Layer)]"}, f"a.py:3 {SCALE}"),
     "annotated": ({"a.py": HEAD + "def f(m: 'te.Layer | None', x):\n    m.forward(x, scale=2)"}, f"a.py:3 {SCALE}"),
     "declared-and-iterated": ({"a.py": HEAD + "class Mine:\n    layers: list[te.Layer]\n    def run(self, x):\n        for i, layer in enumerate(self.layers[1:]):\n            layer.forward(x, scale=i)"}, f"a.py:6 {SCALE}"),
     "matched": ({"a.py": HEAD + "def f(m, x):\n    match m:\n        case te.Layer() if x:\n            m.forward(x, scale=2)"}, f"a.py:5 {SCALE}"),
