@@ -191,7 +191,7 @@ class Processes:
 
 def run_command(
     words: Sequence[str], *, limit_s: float, folder: Path | None = None, variables: Mapping[str, str] | None = None,
-    given: bytes | Path = b"", apart: bool = False, processes: Processes | None = None,
+    given: bytes = b"", apart: bool = False, processes: Processes | None = None,
 ) -> Ended:  # fmt: skip
     """Run one command to its end and read what it wrote; its group is killed at the limit and on an interrupt.
 
@@ -200,7 +200,7 @@ def run_command(
         limit_s: seconds that it may take.
         folder: the working folder; the current one without it.
         variables: its environment variables, whole; this process's own without them.
-        given: bytes, or a file, for its standard input.
+        given: its standard input.
         apart: keep standard error out of `words`, in `errors`: for output that is parsed.
         processes: stops this command too, when it stops all of its own.
 
@@ -209,13 +209,12 @@ def run_command(
     """
     with tempfile.TemporaryDirectory(prefix="megacpp-run-") as name:
         log, errors, stdin = Path(name, "log"), Path(name, "errors"), Path(name, "stdin")
-        if isinstance(given, bytes):
-            stdin.write_bytes(given)
+        stdin.write_bytes(given)
         call = Call(tuple(words), dict(os.environ if variables is None else variables))
         try:
             ended = (processes or Processes()).run(
                 call, folder=folder or Path.cwd(), limit_s=limit_s, log=log, errors=errors if apart else None,
-                given=given if isinstance(given, Path) else stdin,
+                given=stdin,
             )  # fmt: skip
         except OSError as fault:
             return Ended("not started", 127, 0.0, "", f"{call.words[0]} cannot be started: {fault}")

@@ -171,8 +171,7 @@ def test_a_command_is_given_its_input_and_its_streams_are_read(tmp_path: Path) -
     )
     assert (apart.code, apart.words, apart.errors) == (2, f"in\n{tmp_path}\n1\n", "wrong\n")
     assert apart.last_words == "wrong"
-    (tmp_path / "file").write_text("x" * 3_000_000)
-    whole = run_command(["sh", "-c", "cat; echo wrong >&2"], limit_s=60, given=tmp_path / "file")
+    whole = run_command(["sh", "-c", "cat; echo wrong >&2"], limit_s=60, given=b"x" * 3_000_000)
     assert (len(whole.words), whole.errors) == (3_000_006, "")
     assert run_command(["cat"], limit_s=60).last_words == "nothing"
     assert run_command(["sleep", "600"], limit_s=1).code is None

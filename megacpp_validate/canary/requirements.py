@@ -237,12 +237,8 @@ def _find_row(need: SymbolNeed, te: str, needs: Needs, ranges: Sequence[Range]) 
         row for row in needs.need if row.of == need.library and row.kind == kind and row.holds_for_core(need.cuda)
     ]
     rows += [row for row in ranges if row.component == LIBRARIES[need.library]]
-    known = (row for row in rows if need.first and row.holds_for(Version(te)) and _bounds(row, need))
-    return next((row.id for row in known), "")
-
-
-def _bounds(row: Need | Range, need: SymbolNeed) -> bool:
-    return row.allows(Version(need.first)) and not row.allows(Version(need.before))
+    rows = [row for row in rows if need.first and row.holds_for(Version(te)) and row.allows(Version(need.first))]
+    return next((row.id for row in rows if not row.allows(Version(need.before))), "")
 
 
 # --- libraries inside a wheel on the index ----------------------------------------------------------------------------

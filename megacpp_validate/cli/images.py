@@ -57,8 +57,7 @@ def lock(
     """
     from ..images.locks import run_lock
 
-    every = tuple("*" if name == "all" else name for name in upgrade)
-    return run_lock(replace(context.images, te=te), targets, every, check=check, report=say)
+    return run_lock(replace(context.images, te=te), targets, upgrade, check=check, report=say)
 
 
 @verb("images:describe_fits")

@@ -36,7 +36,7 @@ def prewarm(
     result = run_prewarm(context.catalog, rows, options, say)
     if not result.sealed:
         return result
-    verdict = run_verify(context.catalog, rows, options, None, context.receipts, say)
+    verdict = run_verify(context.catalog, rows, options, context.receipts, say)
     return result.model_copy(update={"verdict": verdict})
 
 
@@ -49,7 +49,6 @@ def jit_verify(
     tasks: Tasks = (),
     jobs: Jobs = 0,
     ranks: Ranks = 1,
-    work: Annotated[Path | None, "Folder for the working copy; else that for temporary files."] = None,
 ) -> Result:
     """Verify that a sealed JIT cache is warm: probes and the small smoke run on a copy of it trigger no compilation.
 
@@ -62,8 +61,7 @@ def jit_verify(
     from ..jitcache.verify import run_verify
 
     options = fill(JitOptions, locals())
-    rows = read_prewarm(context.catalog)
-    return run_verify(context.catalog, rows, options, work, context.receipts, say)
+    return run_verify(context.catalog, read_prewarm(context.catalog), options, context.receipts, say)
 
 
 Action = Literal["check", "export", "import", "open"]

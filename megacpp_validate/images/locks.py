@@ -292,7 +292,7 @@ def run_lock(
 
     Args:
         targets: images whose locks are made; empty for all of them, the pins and the other locks.
-        upgrade: names of packages to take anew, "*" for all; without effect on a check.
+        upgrade: names of packages to take anew, "all" for all; without effect on a check.
         check: compare with the matrix; write nothing, and ask neither index nor registry.
 
     Raises:
@@ -300,7 +300,7 @@ def run_lock(
         NoEnvironment: uv is missing, or makes no lock.
         OSError: the disk is full.
     """
-    upgrades = {name if name == "*" else str(canonicalize_name(name)) for name in upgrade}
+    upgrades = {str(canonicalize_name(name)) for name in upgrade}
     lines, fits, texts = list[LockLine](), list[StackFit](), dict[str, str]()
     used = {image.base for image in rows.images.image if check or not targets}
     registry = None if check else rows.variables
@@ -409,7 +409,7 @@ def _lock_image(rows: ImageRows, image: Image, inputs: LockInputs, upgrades: set
 def _list_kept(rows: ImageRows, file: str, upgrades: set[str]) -> str:
     """Versions of the lock that is there, else of the pinned release's, which uv keeps where they still fit."""
     text = read_file(rows.root / file) or read_file(rows.root / file.replace(f"-te{rows.te}", ""))
-    kept = [row for row in list_packages(text) if not upgrades & {row[0], "*"}]
+    kept = [row for row in list_packages(text) if not upgrades & {row[0], "all"}]
     return "".join(f"{name}=={package.version}\n" for name, package in kept)
 
 

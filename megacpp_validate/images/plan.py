@@ -201,9 +201,9 @@ def _join(variables: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in sorted(variables.items()))
 
 
-def name_image(target: str, registry: str = "", tag: str = "") -> str:
+def name_image(target: str, registry: str, tag: str) -> str:
     """Repository and tag of an image: "127.0.0.1:5000/megacpp/cpu:0.1.0"."""
-    return f"{registry.rstrip('/')}{'/' if registry else ''}megacpp/{target}:{tag or __version__}"
+    return f"{registry.rstrip('/')}{'/' if registry else ''}megacpp/{target}:{tag}"
 
 
 def describe_target(plan: ImagePlan) -> dict[str, Any]:

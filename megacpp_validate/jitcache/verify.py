@@ -83,8 +83,7 @@ class JitVerifyResult(JitResult):
 
 
 def run_verify(
-    catalog: Catalog, matrix: PrewarmRows, options: JitOptions, work: Path | None, receipts: Path,
-    report: Callable[[str], None],
+    catalog: Catalog, matrix: PrewarmRows, options: JitOptions, receipts: Path, report: Callable[[str], None],
 ) -> JitVerifyResult:  # fmt: skip
     """Check, run, judge, and write the verdict.
 
@@ -93,7 +92,6 @@ def run_verify(
 
     Args:
         matrix: tasks, and what no cache keeps.
-        work: folder for the working copy; that for temporary files where it is None.
         receipts: folder for the verdict, receipts and logs.
         report: called with a line a task that has ended.
 
@@ -105,8 +103,8 @@ def run_verify(
     selected = select_tasks(matrix.task, target.id, options)
     with writing_to(receipts, "receipts", "--receipts"):  # now, and not a quarter of an hour later
         receipts.mkdir(parents=True, exist_ok=True)
-    parent = work or Path(tempfile.gettempdir())
-    layout.require_usable(parent, "--work")
+    parent = Path(tempfile.gettempdir())
+    layout.require_usable(parent, "TMPDIR")
     started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     folder = layout.arch_folder(find_root(options.root), layout.cache_arch(target.arch))
     manifest, digest = check_sealed(folder)  # first: on files that changed nothing is proven

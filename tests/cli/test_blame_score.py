@@ -18,7 +18,7 @@ from tests.command_line import Run, make_run_in
 from tests.environments.places import LAPTOP, make_probes
 from tests.environments.site_folders import make_te
 
-OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT = 0, 1, 2, 4, 5
+CLOSED = 1
 ROWS = """
 [[fault]]
 id = "attention-wrong"

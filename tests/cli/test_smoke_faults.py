@@ -8,17 +8,13 @@ import pytest
 
 from megacpp_validate.canary.dynamic.scores import FaultScore
 from megacpp_validate.errors import Exit
-from tests.command_line import Run, make_run
-
-
-@pytest.fixture
-def ask(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    return make_run(capfd, monkeypatch, "smoke-faults")
+from tests.command_line import make_run
 
 
 @pytest.mark.thorough
-def test_planted_in_one_run(ask: Run, tmp_path: Path) -> None:
+def test_planted_in_one_run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Real runs on 2 ranks."""
+    ask = make_run(capfd, monkeypatch, "smoke-faults")
     code, text, _ = ask("--faults", "learning-rate-apart", "--format", "json", "--receipts", str(tmp_path))
     score = FaultScore.model_validate_json(text[text.index("{") :])
     assert code == Exit.OPEN, text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.firewall.damage import rename
 from megacpp_validate.environments.doctor import DoctorOptions, take_looks
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, put_over
 from megacpp_validate.evidence.doctor_look import PackageLook
@@ -104,8 +104,9 @@ def test_a_file_that_the_loader_refuses_is_looked_at_all_the_same(
     site: Path, environment: InterpreterEnvironment
 ) -> None:
     package = plant(site, "deep_gemm", "import ctypes, os; ctypes.CDLL(__path__[0] + '/_C.so', mode=os.RTLD_NOW)")
-    shutil.copy(EXTENSION, package / "_C.so")
-    _, new = rename(package / "_C.so", r"_ZN3c10\w+", "Q")
+    old = re.findall(rb"(?<=\0)_ZN3c10\w+(?=\0)", image := EXTENSION.read_bytes())[0]
+    (package / "_C.so").write_bytes(image.replace(b"\0" + old + b"\0", b"\0" + old[:-1] + b"Q\0"))
+    new = f"{old[:-1].decode()}Q"
     (package / "_D.cpython-399-x86_64-linux-gnu.so").write_bytes(b"cut short")
     variables = {**environment.variables, "LD_LIBRARY_PATH": str(TORCH / "lib")}
     look = take(replace(environment, variables=variables), "deep_gemm")["deep_gemm"]

@@ -47,6 +47,7 @@ def test_every_target_is_planned(catalog: Catalog) -> None:
         assert expected.items() <= one.labels.items()
         assert one.arguments["LOCK_HASH"] == one.lock_hash
         assert [len(address.partition("#")[2]) for address in one.contexts.values()] == [40] * len(one.sources)
+        assert {source.replace("-", "_") for source in one.sources} <= set(one.steps)
         # What a target can do is in its image.
         assert ("fa3" in target.attention) == ("flash-attention-3" in one.sources)
         assert target.deep_gemm == ("deep-gemm" in one.sources)

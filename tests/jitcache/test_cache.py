@@ -178,13 +178,11 @@ def test_carried_and_opened_by_the_verb(tmp_path: Path) -> None:
     assert (code, "has no sealed cache" in text) == (Exit.EVIDENCE_MISSING, True), text
 
 
-@pytest.mark.parametrize("option", ["--receipts", "--work"])
-def test_a_folder_that_cannot_be_written_is_reported_before_anything_runs(tmp_path: Path, option: str) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_before_anything_runs(tmp_path: Path) -> None:
     """The cache is damaged, and would be reported next."""
     folder, _ = make_sealed(tmp_path / "root")
     flip_a_bit(folder / CUBIN)
     (tmp_path / "file").touch()
-    words = {"--receipts": tmp_path / "receipts", option: tmp_path / "file"}
-    more = [word for two in words.items() for word in two]
-    code, text = ask("jit-verify", "--target", "h200", "--root", tmp_path / "root", *more)
-    assert (code, f"give {option}" in text) == (Exit.WRONG_ARGUMENTS, True), text
+    words = ("--root", tmp_path / "root", "--receipts", tmp_path / "file")
+    code, text = ask("jit-verify", "--target", "h200", *words)
+    assert (code, "give --receipts" in text) == (Exit.WRONG_ARGUMENTS, True), text

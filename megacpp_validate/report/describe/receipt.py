@@ -51,7 +51,7 @@ def describe_check(check: Check) -> str:
     return "; ".join(filter(None, (f"`{check.name}`", *parts, check.detail)))
 
 
-def tabulate_checks(checks: Iterable[Check], caption: str = "") -> Table:
+def tabulate_checks(checks: Iterable[Check]) -> Table:
     """A row a part: check, part, observed, bound, and where the bound comes from."""
     rows = []
     for check in checks:
@@ -60,7 +60,7 @@ def tabulate_checks(checks: Iterable[Check], caption: str = "") -> Table:
             rows.append((good("held") if part.passed else bad("out"), f"`{check.name}`", *seen))
         if check.detail or not check.parts:
             rows.append((good("held") if check.passed else bad("out"), f"`{check.name}`", "", check.detail, "", ""))
-    return Table(("", "check", "part", "observed", "bound", "where the bound comes from"), tuple(rows), caption)
+    return Table(("", "check", "part", "observed", "bound", "where the bound comes from"), tuple(rows))
 
 
 def show_worst(receipt: Receipt) -> str:
@@ -115,7 +115,7 @@ def split_reason(reason: str) -> tuple[str, str]:
     line = " ".join(reason.split())
     cause = re.search(r"Likely cause: (.+?)\.?(?= Next step:| Found:|$)", line)
     step = re.search(r"Next step: (.+?)\.?(?= Found:|$)", line)
-    return cause[1] if cause else first_sentence(line.partition(" Next step:")[0]), step[1] if step else ""
+    return cause[1] if cause else first_sentence(line), step[1] if step else ""
 
 
 def _find_next_step(receipt: Receipt) -> str:

@@ -24,7 +24,6 @@ from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.planted import read_damages
 
 CATALOG = read_catalog()
-PINNED = CATALOG.pinned.te
 ROWS = {row.id: row for row in read_damages(CATALOG)}
 CORE, EXTENSION = "libtransformer_engine*.so*", "transformer_engine_torch*.so"
 

@@ -8,7 +8,6 @@ from syrupy.assertion import SnapshotAssertion
 from megacpp_validate.canary.dynamic.bisect import Verdict
 from megacpp_validate.canary.firewall.run import FirewallResult
 from megacpp_validate.report.describe.canary import describe_bisect, describe_firewall
-from megacpp_validate.report.describe.receipt import split_reason
 from megacpp_validate.report.marks import Tone
 from megacpp_validate.report.render.markdown import render_markdown
 from tests.canary.dynamic.test_bisect import Truth, find
@@ -30,19 +29,6 @@ def test_the_firewall_holds_only_where_every_case_does(name: str, snapshot: Snap
     document = describe_firewall(result)
     assert document.mark.tone is tone
     assert show_all(document) == snapshot
-
-
-@pytest.mark.parametrize(
-    ("reason", "parts"),
-    [
-        ("OSError: x. Likely cause: libcublas.so.13 is old. Next step: pip install it.",
-         ("libcublas.so.13 is old", "pip install it")),
-        ("turned off by MEGACPP. Next step: unset it.", ("turned off by MEGACPP.", "unset it")),
-        ("only words", ("only words", "")),
-    ],
-)  # fmt: skip
-def test_a_reason_names_cause_and_next_step(reason: str, parts: tuple[str, str]) -> None:
-    assert split_reason(reason) == parts
 
 
 NOT_BUILT = {(5,): Verdict.CANNOT_BUILD, (6,): Verdict.CANNOT_TELL}
