@@ -354,8 +354,6 @@ class Calls(Expressions):
                     if isinstance(one, Vendor):
                         self._note_call(one, call.node, call.names, first=1, partial=True)
                 return called
-            case ("print" | "setattr" | "delattr", _):
-                return ANYTHING
         known = self._call_about_release(callee.path.rpartition(".")[2], call) or container_of(callee.path, call.given)
         return known or call_external(callee.path, call.given)
 

@@ -98,9 +98,10 @@ def read_pairs(
     """Every use under either release, the rows of the verdict in dependency order, and the first import."""
     readers = [Interpreter(source, release) for release in (old, new)]
     one, other = (reader.read() for reader in readers)
+    unnamed = readers[0].named - readers[1].named  # what the code names under the old release alone is not reached
     pairs: list[Pair] = []
     for key in sorted(one.keys() | other.keys()):
-        before, after = list(one.get(key, ())), list(other.get(key, ()))
+        before, after = list(one.get(key, ())), [use for use in other.get(key, ()) if not _stands_in(use, unnamed)]
         for use in tuple(before):
             same = next((o for o in after if (o.accessor, o.path) == (use.accessor, use.path)), None)
             if same is not None:
@@ -120,6 +121,11 @@ def read_pairs(
     used = {pair.use.module for pair in pairs}
     order = source.order or tuple(row for row in (readers[1].order | readers[0].order) if row in used)
     return pairs, order, readers[1].entry
+
+
+def _stands_in(use: Use, named: Collection[tuple[str, str]]) -> bool:
+    titles = itertools.accumulate(use.function.split("."), "{}.{}".format)
+    return any((use.module, title) in named for title in titles)
 
 
 class _Comparison:

@@ -203,9 +203,8 @@ class _Walk:
         holder = self._release.module(place.module)
         symbol = self._release.in_scope(holder, call.func.id) if holder is not None else None
         found = self._release.node_of(symbol.obj) if isinstance(symbol, Found) else None
-        if not isinstance(symbol, Found) or not isinstance(found, ast.FunctionDef):
-            return
-        if any("lazy" in ast.unparse(d) for d in found.decorator_list):
+        is_lazy = any("lazy" in ast.unparse(d) for d in getattr(found, "decorator_list", ()))
+        if is_lazy or not isinstance(symbol, Found) or not isinstance(found, ast.FunctionDef):
             return
         file = str(symbol.obj.filepath)
         where = _Place(file, symbol.obj.module.path, self._release.syntax(file))

@@ -39,6 +39,7 @@ from .interpreted import (
     elements_of,
     is_untold,
     plain,
+    title_of,
     truth_of,
 )
 from .project import SourceFile
@@ -60,6 +61,7 @@ class Interpreter(Calls):
             self._quiet = int(number < _PASSES - 1)
             self._modules, done = {}, set[ast.AST]()
             self._functions = {}
+            self.named: set[tuple[str, str]] = set()  # functions and classes that the code names
             self._loading = True
             for file in (*self.project.using, *self.near):
                 self.module(file)
@@ -108,6 +110,12 @@ class Interpreter(Calls):
             self.order.setdefault(self.source.row_of(file))
         return self._modules[file.module]
 
+    def _of_name(self, node: ast.Name, names: Names) -> Values:
+        values = super()._of_name(node, names)
+        defined = (one for one in values if isinstance(one, Function | Class))
+        self.named |= {(self.source.row_of(one.names.file), title_of(one)) for one in defined}
+        return values
+
     def _read_function(self, function: Function) -> Values:
         """What a function returns, its parameters unknown but for what the project's own calls pass."""
         node = function.node
@@ -130,8 +138,7 @@ class Interpreter(Calls):
     def _inside(self, function: Function) -> Names:
         """The names inside of a function before its first statement."""
         node, outer = function.node, function.names
-        title = ".".join(filter(None, (outer.function, getattr(node, "name", "<lambda>"))))
-        names = Names(outer.file, outer, title, cls=function.owner, is_guarded=outer.is_guarded)
+        names = Names(outer.file, outer, title_of(function), cls=function.owner, is_guarded=outer.is_guarded)
         names.facts = parameter_facts(node.args, self._kinds.get(outer.file.module, {}))
         every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         for argument in (*every, *filter(None, (node.args.vararg, node.args.kwarg))):
@@ -424,15 +431,14 @@ class Interpreter(Calls):
         cls.names, cls.bases = names, tuple(bases)
         for decorator in node.decorator_list:
             self._value(decorator, names)
-        title = ".".join(filter(None, (names.function, node.name)))
-        inner = Names(names.file, names, title, cls=cls, caught=names.caught, is_guarded=names.is_guarded)
+        inner = Names(names.file, names, title_of(cls), cls=cls, caught=names.caught, is_guarded=names.is_guarded)
         self._block(node.body, inner)
         cls.members = inner.names
         for values in inner.names.values():
             for one in values:
                 if isinstance(one, Function) and one.names is inner:
                     one.owner = cls  # a method sees the names around its class, under the title of the class
-                    one.names = Names(names.file, names, title, facts={}, is_guarded=names.is_guarded)
+                    one.names = Names(names.file, names, title_of(cls), facts={}, is_guarded=names.is_guarded)
         names.bind(node.name, frozenset({cls}))
 
     def _assign(self, targets: Sequence[ast.expr], value: ast.expr, names: Names) -> None:

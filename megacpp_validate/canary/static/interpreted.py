@@ -193,6 +193,11 @@ def either(*sides: Values) -> Values:
     return frozenset(one for one in both if isinstance(one, Vendor | VendorModule | Class)) | ANYTHING
 
 
+def title_of(defined: Function | Class) -> str:
+    """The qualified name of a function or a class, as reports show it."""
+    return ".".join(filter(None, (defined.names.function, getattr(defined.node, "name", "<lambda>"))))
+
+
 def each_of(values: Values) -> Values:
     """The values, with the elements of a container in its place."""
     return either(*(elements_of(frozenset({v})) if isinstance(v, Items | Several) else frozenset({v}) for v in values))

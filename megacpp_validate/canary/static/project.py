@@ -100,7 +100,8 @@ class Project:
         if not exported:
             return ()
         words = "|".join(map(re.escape, sorted(exported)))
-        pattern = re.compile(rf"^\s*from\s[^#\n]+\simport\s(?:\([^)]*|[^\n]*)\b(?:{words})\b", re.MULTILINE)
+        named = rf"from\s[^#\n]+\simport\s(?:\([^)]*|[^\n]*)\b(?:{words})\b|from\s[^#\n]*\b(?:{words})\simport\s\*"
+        pattern = re.compile(rf"^\s*(?:{named})", re.MULTILINE)
         others = [f for _, f in sorted(self.files.items()) if not self.mentions(f)]
         found = (f for f in others if pattern.search(self._text(f)) or ".set_extra_state(" in self._text(f))
         return tuple(f for f in found if self.tree(f) is not None)

@@ -167,7 +167,7 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "field-of-a-base": ({"a.py": HEAD + "class Base:\n    def __init__(self):\n        self.layer = te.Layer(8)\nclass Mine(Base):\n    def run(self, x):\n        return self.layer.forward(x, scale=2)"}, f"a.py:7 {SCALE}"),
     "returned": ({"a.py": HEAD + "def make():\n    return te.Layer(8)\ndef f(x):\n    return make().forward(x, scale=2)"}, f"a.py:5 {SCALE}"),
     "passed-on": ({"a.py": HEAD + "def build(cls):\n    return cls(8, bias=True)\nbuild(te.Layer)"}, f"a.py:3 {BIAS}"),
-    "re-exported": ({"pkg/__init__.py": "from .a import Layer", "pkg/a.py": "from transformer_engine.pytorch import Layer", "use.py": "from pkg import Layer\nLayer(8, bias=True)"}, f"use.py:2 {BIAS}"),
+    "re-exported": ({"pkg/__init__.py": "from .a import *", "pkg/a.py": "from transformer_engine.pytorch import Layer", "use.py": "from pkg import Layer\nLayer(8, bias=True)"}, f"use.py:2 {BIAS}"),
     "relative": ({"pkg/__init__.py": "", "pkg/a.py": HEAD, "pkg/b.py": "from . import a\na.te.Layer(8, bias=True)"}, f"pkg/b.py:2 {BIAS}"),
     "narrowed-by-isinstance": ({"a.py": HEAD + "def f(model, x):\n    return [m.forward(x, scale=2) for m in model if isinstance(m, te.Layer)]"}, f"a.py:3 {SCALE}"),
     "annotated": ({"a.py": HEAD + "def f(m: 'te.Layer | None', x):\n    m.forward(x, scale=2)"}, f"a.py:3 {SCALE}"),
@@ -197,6 +197,7 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "test-that-is-skipped": ({"a.py": MINIMUM + HEAD + "import pytest\n@pytest.mark.skipif(is_te_min_version('2.0'), reason='gone')\ndef test():\n    te.Layer(8, bias=True)"}, ""),
     "test-that-is-not-skipped": ({"a.py": MINIMUM + HEAD + "import pytest\n@pytest.mark.skipif(not is_te_min_version('1.0'), reason='old')\nclass TestIt:\n    def test(self):\n        te.Layer(8, bias=True)"}, f"a.py:10 {BIAS}"),
     "in-an-expression": ({"a.py": MINIMUM + HEAD + "te.Layer(8) if is_te_min_version('2.0') else te.Layer(8, bias=True)"}, ""),
+    "function-that-the-old-release-takes": ({"a.py": MINIMUM + HEAD + "def new():\n    te.Layer(8)\ndef old():\n    te.Layer(8, bias=True)\nmake = new if is_te_min_version('2.0') else old"}, ""),
     "not-transformer-engine": ({"a.py": HEAD + "te.Layer(8)\nimport torch\ntorch.Layer(8, bias=True)"}, ""),
 }  # fmt: skip
 
