@@ -1,4 +1,4 @@
-"""Releases of Transformer Engine by their sources: `te-canary`, its sweep, `te-bisect`, and `import-firewall`."""
+"""Releases of Transformer Engine by their sources: `canary`, its sweep, `te-bisect`, and `import-firewall`."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def read_sweep(ended: Ended) -> Decisions:
 
 def statics() -> Iterator[Scenario]:
     """The sweep, long jumps and downgrades, and edits of a release's sources."""
-    yield Scenario("sweep", ("te-canary", "--all", "--format", "json"), read_sweep, lacks=(NO_SOURCES,))
+    yield Scenario("sweep", ("canary", "--all", "--format", "json"), read_sweep, lacks=(NO_SOURCES,))
     for old, new in JUMPS:
-        words = ("te-canary", old, new, "--verbose", "--format", "json")
+        words = ("canary", old, new, "--verbose", "--format", "json")
         yield Scenario(f"{old} to {new}", words, read_pair, lacks=() if new == "9.9.9" else (NO_SOURCES,))
     edits = json.loads(EDITS.read_text(encoding="utf-8"))
     for name, rows in edits.items():
@@ -122,7 +122,7 @@ def _edited(name: str, rows: list[list[str]]) -> Scenario:
                 text = path.read_text()
                 path.write_text(re.sub(pattern, replacement, text, count=0 if file == "*" else 1, flags=re.DOTALL))
 
-    words = ("te-canary", NEWEST, "{work}/after", "--format", "json")
+    words = ("canary", NEWEST, "{work}/after", "--format", "json")
     return Scenario(name, words, read_pair, prepare, lacks=(NO_SOURCES,))
 
 

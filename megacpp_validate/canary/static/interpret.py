@@ -369,6 +369,7 @@ class Interpreter(Calls):
             if below is not None and (file is None or values == ANYTHING):
                 values = frozenset({ProjectModule(below)})
             names.bind(alias.asname or alias.name, values)
+            self._of_name(ast.Name(alias.asname or alias.name), names)  # an import names it, too: others may call it
 
     _do_importfrom = _do_import
 
