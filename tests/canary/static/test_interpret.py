@@ -196,7 +196,6 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "guard-beside-what-is-not-known": ({"a.py": MINIMUM + HEAD + "def f(n):\n    if n == 1:\n        pass\n    elif n == 2 and not is_te_min_version('1.5'):\n        te.Layer(8, bias=True)"}, ""),
     "test-that-is-skipped": ({"a.py": MINIMUM + HEAD + "import pytest\n@pytest.mark.skipif(is_te_min_version('2.0'), reason='gone')\ndef test():\n    te.Layer(8, bias=True)"}, ""),
     "test-that-is-not-skipped": ({"a.py": MINIMUM + HEAD + "import pytest\n@pytest.mark.skipif(not is_te_min_version('1.0'), reason='old')\nclass TestIt:\n    def test(self):\n        te.Layer(8, bias=True)"}, f"a.py:10 {BIAS}"),
-    "in-an-expression": ({"a.py": MINIMUM + HEAD + "te.Layer(8) if is_te_min_version('2.0') else te.Layer(8, bias=True)"}, ""),
     "function-that-the-old-release-takes": ({"a.py": MINIMUM + HEAD + "def new():\n    te.Layer(8)\ndef old():\n    te.Layer(8, bias=True)\nmake = new if is_te_min_version('2.0') else old"}, ""),
     "not-transformer-engine": ({"a.py": HEAD + "te.Layer(8)\nimport torch\ntorch.Layer(8, bias=True)"}, ""),
 }  # fmt: skip
