@@ -261,24 +261,34 @@ def write_dist_info(site: Path, name: str, version: str) -> None:
 # --- the actions ----------------------------------------------------------------------------------------------------
 
 
-def rename_string(install: Install, file: str, pattern: str, end: str) -> None:
+def rename(library: Path, pattern: str, end: str) -> tuple[str, str]:
     """Change the end of the first string of a library that matches: of a symbol, of a library that it needs.
 
     Args:
-        file: the library; replaced, never written through a link.
+        library: replaced, never written through a link.
         pattern: of the whole string.
         end: takes the place of as many characters.
+
+    Returns:
+        The old and the new string.
 
     Raises:
         LookupError: no string of the library matches.
     """
-    library = install.find(file)
     image = library.read_bytes()
     found = re.search(rb"(?<=\0)(?:" + pattern.encode() + rb")(?=\0)", image)
     if found is None:
         raise LookupError(f"{library.name} has no string {pattern}")
+    old = found[0].decode()
+    new = old[: -len(end)] + end
     library.unlink()
-    library.write_bytes(image[: found.end() - len(end)] + end.encode() + image[found.end() :])
+    library.write_bytes(image[: found.start()] + new.encode() + image[found.end() :])
+    return old, new
+
+
+def rename_string(install: Install, file: str, pattern: str, end: str) -> None:
+    """Change the end of the first string that matches, as `rename` does."""
+    rename(install.find(file), pattern, end)
 
 
 def uninstall(install: Install) -> None:
