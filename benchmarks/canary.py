@@ -77,7 +77,7 @@ def resident_kib(session: int) -> int:
 def measure_canary(old: str, new: str, cache: Path, *arguments: str) -> Measured:
     """One call of the canary with a cache folder; what it fetched is what is new among the wheels there."""
     before = wheel_bytes(cache)
-    command = [sys.executable, "-m", "megacpp_validate.cli", "te-canary", *([old, new] if old else []), *arguments]
+    command = [sys.executable, "-m", "megacpp_validate.cli", "canary", *([old, new] if old else []), *arguments]
     got = run_measured(command, MEGACPP_CACHE_DIR=str(cache))
     return Measured(got.seconds, got.peak_mib, wheel_bytes(cache) - before)
 

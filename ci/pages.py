@@ -79,23 +79,23 @@ def render_smoke() -> str:
         requested_because=receipts[0].requested_because, interpreter="One or two H200s for each cell",
         folder="docs/evidence/smoke", seed=0, seconds=sum(one.seconds["total"] for one in receipts), receipts=receipts,
     )  # fmt: skip
-    return "".join(f"{line.rstrip()}\n" for line in render_terminal(describe_session(session)).splitlines())
+    return render_terminal(describe_session(session))
 
 
 def run_verb(words: str) -> str:
-    """What a verb prints in 100 columns, whatever its exit code: a page may show a red result."""
+    """What a verb prints, whatever its exit code: a page may show a red result."""
     command = [sys.executable, "-m", "megacpp_validate.cli", *words.split()]
-    env = os.environ | {"COLUMNS": "100"}
-    text = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False).stdout
-    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False).stdout
 
 
 def main() -> int:
-    """Write the pages that are named, or all."""
+    """Write the pages that are named, or all, in 100 columns and without spaces at the ends of lines."""
+    os.environ["COLUMNS"] = "100"
     scores = render_scores() | {"kernels.md": render_kernels(), "moe_smoke_h200.txt": render_smoke()}
     for page in sys.argv[1:] or (*VERBS, *scores):
         text = run_verb(VERBS[page]) if page in VERBS else scores[page]
-        (ROOT / "docs" / "examples" / page).write_text(text, encoding="utf-8")
+        lines = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+        (ROOT / "docs" / "examples" / page).write_text(lines, encoding="utf-8")
     return 0
 
 

@@ -183,7 +183,7 @@ def choose_names(what: str, known: Sequence[str], wanted: Sequence[str], prefix:
     """
     names = [name if name.startswith(prefix) else prefix + name for name in wanted]
     if unknown := [name for name in names if name not in known]:
-        near = get_close_matches(unknown[0], known, 9) if len(known) > _MOST_LISTED else known
+        near = (get_close_matches(unknown[0], known, 9) if len(known) > _MOST_LISTED else ()) or known
         raise WrongArguments(
             f"there is no {what} {', '.join(map(repr, unknown))}. Likely cause: a typing error, or it belongs to "
             f"another target or stack. Next step: choose from {', '.join(dict.fromkeys(near)) or 'other --targets'}."

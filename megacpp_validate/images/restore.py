@@ -121,13 +121,16 @@ def unpack_caches(root: Path, folder: Path) -> Iterator[None]:
     Files are read-only and have their times. Nothing stays where the block raises.
 
     Raises:
-        Refused: a member of the archive is not a file inside of it.
+        Refused: it is no archive, or a member is not a file inside of it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".jit.", dir=folder.parent) as aside, ThreadPoolExecutor(1) as pool:
         unpacked = pool.submit(_unpack, root / CACHES, Path(aside, "jit"))
         yield
-        unpacked.result().rename(folder)
+        try:
+            unpacked.result().rename(folder)
+        except tarfile.TarError as fault:
+            raise Refused(f"{CACHES} is not a tar archive: {fault}.") from fault
 
 
 def _docker(*words: str) -> str:

@@ -150,17 +150,21 @@ def test_files_that_are_gone_or_too_many(bundle: Path, capsys: pytest.CaptureFix
     assert "is not a complete bundle" in refuse(bundle, capsys)
 
 
-@pytest.mark.parametrize("name", ["../evil", "link"])
-def test_an_archive_of_caches_that_leads_out(name: str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["../evil", "link", "no tar"])
+def test_an_archive_of_caches_that_is_not_files_inside(
+    name: str, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with tarfile.open(bundle / "jit.tar", "w") as archive:
         info = tarfile.TarInfo(name)
         info.type, info.linkname = (tarfile.SYMTYPE, "/etc/passwd") if name == "link" else (tarfile.REGTYPE, "")
         archive.addfile(info)
+    if name == "no tar":
+        (bundle / "jit.tar").write_bytes(b"x" * 1024)
     (bundle / "SHA256SUMS").unlink()
     write_sums(bundle)
     sums = [line for line in (bundle / "SHA256SUMS").read_text().splitlines() if not line.endswith(".sig")]
     (bundle / "SHA256SUMS").write_text("\n".join(sums) + "\n")
-    assert "is not a file inside of it" in refuse(bundle, capsys)
+    assert ("is not a tar archive" if name == "no tar" else "is not a file inside of it") in refuse(bundle, capsys)
 
 
 def test_who_signed_it(site: Site, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -276,8 +276,10 @@ def _open_stacks(
 ) -> tuple[dict[str, tuple[str, ...]], Probe]:
     """Releases and libraries as axes, and a probe that runs the module and its dependencies in each environment."""
     folders = read_axes(options.axes)
-    here = read_facts(host_interpreter(os.environ, options.python), processes)
-    target = find_target(catalog, options.target) if options.target else choose_target(catalog, [here])
+    if options.target:
+        target = find_target(catalog, options.target)
+    else:
+        target = choose_target(catalog, [read_facts(host_interpreter(os.environ, options.python), processes)])
     found = host_stacks.find_environments(options.overlays, os.environ, options.python)
     known = [one.release for one in found if one.environment is not None]
     with suppress(NoEnvironment):  # a GPU host need not have griffe, nor an index
