@@ -53,6 +53,13 @@ class Grammar:
         """Least expected loss of a model that uses no context: ln V nats a prediction."""
         return math.log(self.vocabulary)
 
+    def one_token_back(self) -> float:
+        """Least expected loss of a model that sees no more than the token before, nats a prediction.
+
+        It knows the class before, and nothing of the next word, which belongs to another chain: the lag is at least 2.
+        """
+        return entropy(step_probabilities(self.classes)) + math.log(self.words)
+
 
 def step_probabilities(states: int) -> tuple[float, ...]:
     """p of a chain of so many states: how probable each of its distances is, the most probable first."""

@@ -215,6 +215,7 @@ LNV = math.log(32)
     ([LNV - 0.05 * n for n in range(20)], True),
     ([LNV] * 20, False),  # learned nothing
     ([LNV - 0.001 * n for n in range(20)], False),  # so little that it is the luck of the batch
+    ([3.07] * 20, False),  # what one token back tells, and no more: 3.079
     ([2.1] * 15 + [LNV] * 5, False),  # learned, and forgot
     ([LNV - 0.05 * n for n in range(19)] + ["nan"], False),
     ([1.99] * 20, True),
