@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from .syntax_nodes import children, once_per_node, statements_in, walk
+from .syntax_nodes import children, once_per_node, parameters_of, statements_in, walk
 
 
 def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
@@ -43,6 +43,11 @@ def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
     if handed_on == "super":  # what is only looked at is for the base to take
         taken = {key: default for key, default in taken.items() if key in away}
     return taken, handed_on
+
+
+def hands_all_on(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:
+    """Whether a constructor names no parameter, reads no key, and gives everything to the class above."""
+    return len(parameters_of(node.args)) == 1 and keywords_taken(node) == ({}, "super")
 
 
 def refused_keys(node: ast.AST | None) -> frozenset[str]:

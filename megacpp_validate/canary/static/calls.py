@@ -11,6 +11,7 @@ from typing import Final
 
 from packaging.utils import canonicalize_name
 
+from . import bodies
 from .expressions import Access, Expressions, Lacking
 from .interpreted import (
     ANYTHING,
@@ -53,9 +54,6 @@ _OF_TORCH: Final = re.compile("state_dict|zero_grad|param_group|parameters|extra
 # What can be a module whose state is loaded, and words in the names of what else has such a method.
 _MODULES: Final[set[type]] = {Unknown, External, Vendor, Items, Several}
 _NO_MODULES: Final = ("optim", "sched", "scaler", "loader", "sampler", "callback")
-_HANDS_ALL_ON: Final = re.compile(  # a constructor that takes anything, and gives all of it to the one above
-    r"\(self, \*(\w+)(?:: \w+)?, \*\*(\w+)(?:: \w+)?\).*super\(\)\.__init__\(\*\1, \*\*\2\)", re.DOTALL
-)
 _MINDS_VERSION: Final = frozenset({"__version__", "find_spec", "get_distribution", "version"})
 
 
@@ -207,7 +205,7 @@ class Calls(Expressions):
                 return made
             for name in ("__init__", "__new__"):
                 for function in one.members.get(name, frozenset()) if isinstance(one, Class) else ():
-                    if isinstance(function, Function) and not _HANDS_ALL_ON.search(ast.unparse(function.node)):
+                    if isinstance(function, Function) and not bodies.hands_all_on(function.node):
                         returned = self._call_function(function, call.with_first(Instance(callee)))
                         return returned if name == "__new__" else made
         return made
@@ -286,7 +284,7 @@ class Calls(Expressions):
         return bound
 
     def _minds_version(self, function: Function) -> bool:
-        """Whether a function reads the version of Transformer Engine, itself or through functions of the project."""
+        """Whether a function reads the version of Transformer Engine, itself or through names of the project."""
         node = function.node
         if node not in self._minding:
             self._minding[node] = False
@@ -294,7 +292,7 @@ class Calls(Expressions):
             found = not named.isdisjoint(_MINDS_VERSION)
             for name in sorted(named) if not found else ():
                 called = function.names.find(name) or frozenset()
-                found |= any(isinstance(f, Function) and self._minds_version(f) for f in called)
+                found |= any(self._tells(f) or (isinstance(f, Function) and self._minds_version(f)) for f in called)
             self._minding[node] = found
         return self._minding[node]
 

@@ -179,6 +179,7 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "method-of-a-class-of-ones-own": ({"a.py": "from transformer_engine.pytorch import Layer\nclass Mine:\n    def scale_by(self, x, scale): ...\ndef go(one, x):\n    one.scale_by(x, scale=2)"}, ""),
     # alive under the new release
     "guard-of-another-file": ({"u.py": MINIMUM, "a.py": "from u import is_te_min_version\n" + HEAD + "if is_te_min_version('1.5'):\n    te.Layer(8, bias=True)"}, f"a.py:4 {BIAS}"),
+    "guard-by-the-version-in-a-module": ({"u.py": "import transformer_engine as te\nfrom packaging.version import Version\nTE = Version(te.__version__)\ndef at_least(text):\n    return TE >= Version(text)\n", "a.py": "from u import at_least\n" + HEAD + "if not at_least('2.0'):\n    te.Layer(8, bias=True)"}, ""),
     "keyword-under-a-guard": ({"a.py": MINIMUM + HEAD + "kw = {}\nif is_te_min_version('1.5'):\n    kw['bias'] = True\nte.Layer(8, **kw)"}, f"a.py:9 {BIAS}"),
     "keys-taken-out-in-a-loop": ({"a.py": HEAD + "kw = {'bias': True}\nfor k in set(kw) - names():\n    kw.pop(k)\nte.Layer(8, **kw)"}, ""),
     "call-that-the-old-release-refuses": ({"a.py": HEAD + "te.Layer(8, True, 3, bias=True)"}, ""),
