@@ -98,7 +98,8 @@ def _committed() -> Iterator[Scenario]:
         files = sorted((EVIDENCE / folder).glob("*-h200-*.json.xz"))
         stack = next((file.name.partition("-")[0] for file in files), "te2.20.2")
         yield of(f"{folder} {release}", folder, "--release", release, "--stack", stack, "--target", "h200")
-    yield of("shipped nightly", "shipped", "--release", "nightly")
+    yield of("shipped", "shipped")
+    yield of("shipped nightly", "shipped_nightly", "--release", "nightly")
     stacks = ("te2.12.0", "te2.17.1", "te2.20.2")
     for stack in (*stacks, "te2.14.1", "native"):
         yield of(f"h200 {stack}", "h200", "--stack", stack)
