@@ -24,7 +24,7 @@ from megacpp_validate.probes.smoke.train import (
 from megacpp_validate.training.parallel.goodput import PHASES
 from megacpp_validate.training.parallel.launch import RunEnd
 from megacpp_validate.training.sizes import read_size
-from megacpp_validate.training.smoke.order import SmokeOrder
+from megacpp_validate.training.smoke.order import SmokeOrder, run_smoke
 from tests.probes.planting import failed
 
 STEPS = 10
@@ -223,6 +223,20 @@ LNV = math.log(32)
 ])  # fmt: skip
 def test_a_loss_that_does_not_fall_is_seen(losses: list[float | str], passes: bool) -> None:
     assert learning(losses) is passes
+
+
+@pytest.mark.parametrize(("pattern", "passes"), [
+    ("AEMR", True),
+    ("EEEE", False),  # experts alone, as if attention, scans and recurrences passed nothing on
+])  # fmt: skip
+def test_a_model_that_sees_one_token_back_has_not_learned(tmp_path: Path, pattern: str, passes: bool) -> None:
+    order = SmokeOrder(
+        size="tiny", changes={"pattern": pattern}, steps=80, precision="fp32", device="cpu", target="cpu",
+        features={"preset": "off"}, learning_rate=1e-2, warm_up=8, audit=False,
+    )  # fmt: skip
+    assert run_smoke(order, tmp_path, limit_s=300).ending == "done"
+    steps = json.loads((tmp_path / "rank-0.json").read_text(encoding="utf-8"))["steps"]
+    assert judge_learning("plan", steps, SIZE.grammar, SIZE.length, SIZE.batch).passed is passes
 
 
 def took(observed: str, *codes: str) -> dict[str, Any]:
