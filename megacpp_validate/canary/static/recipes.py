@@ -73,9 +73,8 @@ def _fields(cls: griffe.Class) -> dict[str, griffe.Attribute]:
     for one in (*bases, cls):
         for name, member in one.members.items():
             if isinstance(member, griffe.Attribute) and member.annotation is not None:
-                if "ClassVar" in str(member.annotation) or "property" in member.labels:
-                    continue
-                if "class-attribute" in member.labels and "instance-attribute" not in member.labels:
+                is_constant = "class-attribute" in member.labels and "instance-attribute" not in member.labels
+                if is_constant or "ClassVar" in str(member.annotation) or "property" in member.labels:
                     continue
                 if _is_field(member.value) and "init=False" in str(member.value).replace(" ", ""):
                     fields.pop(name, None)

@@ -42,16 +42,11 @@ def renamed_to(old: Release, new: Release, symbol: Symbol) -> str:
     match before.members.get(symbol.name) if before is not None else None:
         case griffe.Attribute(value=griffe.ExprName(name=name)) if name in holder.members:
             return f"{symbol.module}.{name}"  # an alias of what is still there
-    was = old.lookup(symbol.module, symbol.name)
     scores = []
-    for name in holder.members:
-        if name in known or name.startswith("_"):
-            continue
+    for name in (one for one in holder.members if one not in known and not one.startswith("_")):
         found = new.lookup(symbol.module, name)
-        if not isinstance(found, Found) or isinstance(found.obj, griffe.Module | griffe.Attribute):
-            continue
-        alike = _alike(was.obj, found.obj) if isinstance(was, Found) else 0.0
-        scores.append((name_likeness(symbol.name, name) + 0.3 * alike, f"{symbol.module}.{name}"))
+        if isinstance(found, Found) and not isinstance(found.obj, griffe.Module | griffe.Attribute):
+            scores.append((name_likeness(symbol.name, name), f"{symbol.module}.{name}"))
     return _likeliest(scores)
 
 
@@ -62,28 +57,16 @@ def likely_member(obj: griffe.Object | None, name: str, before: griffe.Object | 
     return _likeliest((name_likeness(name, one), one) for one in names)
 
 
-def _alike(one: griffe.Object, other: griffe.Object) -> float:
-    """Share of parameter names that two callables have in common."""
-    names, others = _parameter_names(one), _parameter_names(other)
-    return len(names & others) / len(names | others) if names | others else 0.0
-
-
-def _parameter_names(obj: griffe.Object) -> set[str]:
-    function = obj.members.get("__init__") if isinstance(obj, griffe.Class) else obj
-    return {p.name for p in function.parameters} - {"self"} if isinstance(function, griffe.Function) else set()
-
-
 def likely_rename(gone: Parameter, old: Signature, new: Signature) -> str:
     """The parameter of `new` that `gone` of `old` most likely became; empty if none is likely."""
     before = {p.name for p in old.parameters}
-    index = _index(old, gone.name)
     scores = []
     for candidate in new.parameters:
         if candidate.name in before or new.named(candidate.name) is None:
             continue
         score = name_likeness(gone.name, candidate.name)
         score += 0.25 * (bool(gone.annotation) and candidate.annotation == gone.annotation)
-        score += 0.25 * (_index(new, candidate.name) == index)
+        score += 0.25 * (_index(new, candidate.name) == _index(old, gone.name))
         score += 0.1 * (candidate.default == gone.default)
         scores.append((score, candidate.name))
     return _likeliest(scores)
