@@ -50,16 +50,16 @@ def hands_all_on(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> b
     return len(parameters_of(node.args)) == 1 and keywords_taken(node) == ({}, "super")
 
 
-def handed_on_to(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> ast.expr | None:
+def handed_on_to(node: ast.FunctionDef) -> ast.expr | None:
     """What a function calls in the end with all that it is given: `def f(x, **kwargs): return g(x, **kwargs)`."""
-    own, last = node.args, node.body if isinstance(node, ast.Lambda) else getattr(node.body[-1], "value", None)
+    own, last = node.args, getattr(node.body[-1], "value", None)
     stars = [f"{star}{one.arg}" for star, one in (("*", own.vararg), ("**", own.kwarg)) if one]
     given = ", ".join([*(one.arg for one, _ in parameters_of(own) if one.arg != "self"), *stars])
-    is_all = isinstance(last, ast.Call) and ast.unparse(last) == f"{ast.unparse(last.func)}({given})"
     named = [one.id for one in walk(node) if isinstance(one, ast.Name)]
-    is_kept = not own.defaults and all(named.count(star.strip("*")) == 1 for star in stars)
-    is_reached = not any(isinstance(one, ast.If | ast.Try | ast.Raise) for one in walk(node))
-    return last.func if isinstance(last, ast.Call) and stars and is_all and is_kept and is_reached else None
+    is_kept = bool(stars) and not own.defaults and all(named.count(star.strip("*")) == 1 for star in stars)
+    is_straight = all(isinstance(one, ast.Expr | ast.Assign | ast.AugAssign | ast.Return) for one in node.body)
+    is_whole = last is not None and ast.unparse(last).endswith(f"({given})")
+    return last.func if isinstance(last, ast.Call) and is_whole and is_kept and is_straight else None
 
 
 def refused_keys(node: ast.AST | None) -> frozenset[str]:

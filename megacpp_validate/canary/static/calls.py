@@ -217,7 +217,7 @@ class Calls(Expressions):
         return frozenset({Instance(at.cls, is_above=True)}) if at is not None and at.cls is not None else ANYTHING
 
     def _call_function(self, callee: Function, call: Call) -> Values:
-        if handed := bodies.handed_on_to(callee.node):
+        if isinstance(callee.node, ast.FunctionDef) and (handed := bodies.handed_on_to(callee.node)):
             found = self._quietly(handed, self._inside(callee))
             if found and all(isinstance(one, Vendor) for one in found):  # each call is one of what it stands for
                 return either(*(self._call_one(one, call) for one in found))

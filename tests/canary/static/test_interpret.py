@@ -196,6 +196,7 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "guard-by-tuple": ({"a.py": "import transformer_engine as t\n" + HEAD + "V = tuple(int(x) for x in t.__version__.split('.')[:2])\nif V < (2, 0):\n    te.Layer(8, bias=True)"}, ""),
     "guard-that-returns": ({"a.py": MINIMUM + HEAD + "def f():\n    if is_te_min_version('2.0'):\n        return None\n    return te.Layer(8, bias=True)"}, ""),
     "guard-that-does-not-hand-on": ({"a.py": MINIMUM + HEAD + "def make(*args, **kw):\n    if is_te_min_version('2.0'):\n        return None\n    return te.Layer(*args, **kw)\nmake(8, bias=True)"}, ""),
+    "loop-that-does-not-hand-on": ({"a.py": HEAD + "def make(*args, **kw):\n    for one in found():\n        return one\n    return te.Layer(*args, **kw)\nmake(8, bias=True)"}, ""),
     "guard-that-raises": ({"a.py": MINIMUM + HEAD + "def f():\n    if is_te_min_version('2.0'):\n        raise ValueError\n    return te.Layer(8, bias=True)"}, ""),
     "guard-beside-what-is-not-known": ({"a.py": MINIMUM + HEAD + "def f(n):\n    if n == 1:\n        pass\n    elif n == 2 and not is_te_min_version('1.5'):\n        te.Layer(8, bias=True)"}, ""),
     "test-that-is-skipped": ({"a.py": MINIMUM + HEAD + "import pytest\n@pytest.mark.skipif(is_te_min_version('2.0'), reason='gone')\ndef test():\n    te.Layer(8, bias=True)"}, ""),
