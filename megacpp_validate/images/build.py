@@ -49,7 +49,7 @@ class Refused(Frozen):
 class ImagePlans(Result):
     """What would be built; `warned`: what works with less."""
 
-    schema_id: str = "megacpp-validate/image-plans/4"
+    schema_id: str = "megacpp-validate/image-plans/5"
     plans: tuple[ImagePlan, ...]
     refused: tuple[Refused, ...] = ()
     unknown: tuple[Refused, ...] = ()
@@ -70,7 +70,7 @@ class ImageBuild(Result):
         seconds: of the whole build, with the push.
     """
 
-    schema_id: str = "megacpp-validate/image-build/3"
+    schema_id: str = "megacpp-validate/image-build/4"
     plan: ImagePlan
     name: str
     digest: str
@@ -131,7 +131,7 @@ def plan_build(plan: ImagePlan, name: str, engine: Engine, folder: Path, *, push
     """Write the bake file of one build with what this host lends, and return the words of the client for it.
 
     What a host lends is no part of the image: pip's settings and certificates are secrets, a folder of wheels is a
-    context; MEGACPP_BUILD_WHEELS, _APT_SOURCES, _NETWORK and _JOBS name more.
+    context; MEGACPP_BUILD_APT_SOURCES, _NETWORK and _JOBS name more.
 
     Args:
         folder: for the bake file and the secrets.
@@ -143,7 +143,7 @@ def plan_build(plan: ImagePlan, name: str, engine: Engine, folder: Path, *, push
     places: dict[str, Path] = {"bake": folder}
     links = variables.get("PIP_FIND_LINKS", "")
     lent: dict[str, str | None] = {
-        "wheels": variables.get("MEGACPP_BUILD_WHEELS") or (links if Path(links).is_dir() else ""),
+        "wheels": links if Path(links).is_dir() else "",
         "apt_sources": variables.get("MEGACPP_BUILD_APT_SOURCES"),
         "ca_bundle": next((variables[one] for one in _CERTIFICATES if Path(variables.get(one) or "/").is_file()), ""),
     }

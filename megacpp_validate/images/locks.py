@@ -249,7 +249,6 @@ def _join_same(wanted: Iterable[str]) -> set[str]:
 class LockLine(Frozen):
     """A lock: how many packages it has, and `stale`, why it has to be written."""
 
-    target: str
     file: str
     stale: str
     count: int
@@ -313,7 +312,7 @@ def run_lock(
             text = texts[lock.file] = seal_lock(head + lock.make(upgrades))
         stale = why_stale(before, lock.inputs) or ("" if before == text else "the index has changed")
         packages = dict(list_packages(text))
-        lines.append(LockLine(target=lock.target, file=lock.file, stale=stale, count=len(packages)))
+        lines.append(LockLine(file=lock.file, stale=stale, count=len(packages)))
         if lock.image and lock.image.te and not (check and stale):
             fits.append(rows.judge(lock.image, ImageLock("", packages)))
     result = LockResult(

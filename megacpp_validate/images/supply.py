@@ -79,7 +79,7 @@ def run_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> En
         described = tools.call([cosign, verb, "--help"], variables)
         newer = ["--use-signing-config=false", "--new-bundle-format=false"]  # of cosign 3
         how = ["--yes", "--tlog-upload=false", *(newer if newer[0][:20] in described.words + described.errors else [])]
-    if image and tools.is_plain_http(image, variables):
+    if image and tools.is_plain_http(image):
         how += ["--allow-http-registry", "--allow-insecure-registry"]
     return tools.call([cosign, verb, *how, *words[1:], *filter(None, [image])], variables, limit_s=_LONG_S)
 
@@ -142,7 +142,7 @@ def make_sbom(shown: str, platform: str, variables: Mapping[str, str]) -> str:
         NoEnvironment: syft is missing, or fails.
     """
     syft = tools.require_program("syft", variables)
-    plain = {"SYFT_REGISTRY_INSECURE_USE_HTTP": "true"} if tools.is_plain_http(shown, variables) else {}
+    plain = {"SYFT_REGISTRY_INSECURE_USE_HTTP": "true"} if tools.is_plain_http(shown) else {}
     words = [syft, "scan", "--quiet", "--platform", platform, f"registry:{shown}", "--output", "spdx-json"]
     done = tools.call(words, {**variables, **plain, "SYFT_CHECK_FOR_APP_UPDATE": "false"}, limit_s=_LONG_S)
     if done.code:

@@ -17,9 +17,7 @@ from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, Wrong
 from ..process import Ended, run_command
 
 MIRROR: Final = "MEGACPP_REGISTRY_MIRROR"
-PLAIN_HTTP: Final = "MEGACPP_REGISTRY_PLAIN_HTTP"
 TARGET_LABEL: Final = "org.megacpp.target"
-ARCH_LABEL: Final = "org.megacpp.arch"
 LOCK_LABEL: Final = "org.megacpp.lock.sha256"
 BASE_LABEL: Final = "org.opencontainers.image.base.digest"
 
@@ -43,9 +41,9 @@ class RegistryUnreachable(InfrastructureFailed):
 
 
 def find_program(name: str, variables: Mapping[str, str]) -> str | None:
-    """The file of a program: MEGACPP_NAME, else beside this interpreter where wheels put it, else on PATH."""
-    places = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', '')}"
-    return shutil.which(variables.get(f"MEGACPP_{name.upper()}") or name, path=places)
+    """The file of a program on PATH, else beside this interpreter, where wheels put it."""
+    places = filter(None, (variables.get("PATH"), str(Path(sys.executable).parent)))
+    return shutil.which(name, path=os.pathsep.join(places))
 
 
 def require_program(name: str, variables: Mapping[str, str]) -> str:
@@ -57,8 +55,8 @@ def require_program(name: str, variables: Mapping[str, str]) -> str:
     if found := find_program(name, variables):
         return found
     raise NoEnvironment(
-        f"{name} is missing. Likely cause: {name} is not installed, or not on PATH. Next step: install it "
-        f"(docs/supply_chain.md), or name its file in MEGACPP_{name.upper()}."
+        f"{name} is missing. Likely cause: {name} is not installed, or not on PATH. Next step: install {name} "
+        "(docs/supply_chain.md), or put its folder on PATH."
     )
 
 
@@ -81,10 +79,9 @@ def read_pip_settings(variables: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def is_plain_http(repository: str, variables: Mapping[str, str]) -> bool:
-    """Whether a registry is reached without TLS: one on this machine, or one that the user names."""
-    host = repository.partition("/")[0]
-    return bool(_LOOPBACK.fullmatch(host)) or host in variables.get(PLAIN_HTTP, "").replace(",", " ").split()
+def is_plain_http(repository: str) -> bool:
+    """Whether a registry is reached without TLS, as one on this machine is."""
+    return bool(_LOOPBACK.fullmatch(repository.partition("/")[0]))
 
 
 def use_mirror(repository: str, mirror: str) -> str:
@@ -110,7 +107,7 @@ def split_reference(reference: str) -> tuple[str, str]:
 def locate_image(reference: str, variables: Mapping[str, str]) -> str:
     """The same without a tag, in the mirror where there is one. Raises as `split_reference`."""
     (repository, digest), mirror = split_reference(reference), variables.get(MIRROR, "")
-    own = is_plain_http(repository, {}) or repository.startswith(f"{mirror.rstrip('/')}/")
+    own = is_plain_http(repository) or repository.startswith(f"{mirror.rstrip('/')}/")
     return f"{repository if own else use_mirror(repository, mirror)}@{digest}"
 
 

@@ -82,11 +82,9 @@ def install(folder: Path, *names: str, **more: str) -> dict[str, str]:
         program = folder / name
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -I {Path(__file__)} {name} "$@"\n')
         program.chmod(0o755)
-    own = {f"MEGACPP_{name.upper()}": str(folder / name) for name in names}
-    absent = {f"MEGACPP_{name.upper()}": "/nowhere" for name in ("cosign", "syft") if name not in names}
     root = folder / "registry"
     root.mkdir(exist_ok=True)
-    return {**own, **absent, "FAKE_REGISTRY": str(root), "PATH": f"{folder}:{os.environ['PATH']}", **more}
+    return {"FAKE_REGISTRY": str(root), "PATH": f"{folder}:{os.environ['PATH']}", **more}
 
 
 def find(reference: str, kind: str = "manifests") -> Path:

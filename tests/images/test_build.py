@@ -55,7 +55,7 @@ def test_the_end_of_a_failed_build_is_shown(plan: ImagePlan, line: str, code: Ex
 
 
 def test_no_client_and_no_engine_say_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(NoEnvironment, match=r"docker is missing.*MEGACPP_DOCKER"):
+    with pytest.raises(NoEnvironment, match=r"docker is missing.*Next step"):
         find_engine({"PATH": str(tmp_path)})
     client = tmp_path / "docker"
     client.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\necho ' '\nexit 1\n")
@@ -114,7 +114,7 @@ def test_what_a_host_lends_stays_outside_of_arguments_and_labels(plan: ImagePlan
     assert "find-links" not in render_pip_conf(settings), "a folder of the host means nothing in a build"
     bridged = Engine("docker", {"PATH": "/bin"}, "28", "0.29")
     assert "network.host" not in plan_build(plan, NAME, bridged, tmp_path)
-    wrong = Engine("docker", {"MEGACPP_BUILD_WHEELS": "/nowhere"}, "28", "0.29")
+    wrong = Engine("docker", {"MEGACPP_BUILD_APT_SOURCES": "/nowhere"}, "28", "0.29")
     with pytest.raises(ImageRefused, match="/nowhere does not exist"):
         plan_build(plan, NAME, wrong, tmp_path)
 

@@ -150,7 +150,7 @@ def test_what_a_registry_says_of_a_base(tmp_path: Path) -> None:
     with pytest.raises(ImageRefused, match=r"has no mirror.invalid/nvidia/pytorch:26\.07-py3"):
         read_pin(ROWS.images.find_base("ngc-26.07"), variables)
     Path(variables["FAKE_REGISTRY"], "down").touch()
-    for tools in (variables, {**variables, "MEGACPP_DOCKER": "/nowhere", "PATH": "/nowhere"}):
+    for tools in (variables, {**variables, "PATH": "/nowhere"}):
         assert read_pin(ROWS.images.base[0], tools).news == "kept"
         with pytest.raises(RegistryUnreachable):
             read_digest("mirror.invalid/x:1", tools)
