@@ -188,15 +188,16 @@ _FILES: Final[dict[str, type[Row]]] = {
 
 
 def read_catalog(folder: Path | None = None) -> Catalog:
-    """The matrix in `folder`.
+    """The matrix in `folder`; the project's own where that is None.
 
     Raises:
         MatrixInvalid: with every fault of every file.
     """
     scopes = [path.stem for path in (PACKAGE_ROOT / "bridge").glob("*.py")]
-    bridge, fp8, smoke, stacks, targets, mutants = read_rows(folder, _FILES, {"scope": scopes})
+    root = (folder or matrix_folder()).absolute()
+    bridge, fp8, smoke, stacks, targets, mutants = read_rows(root, _FILES, {"scope": scopes})
     return Catalog(
-        folder=(folder or matrix_folder()).absolute(),
+        folder=root,
         modules=tuple(bridge.module),
         compositions=tuple(bridge.composition),
         fp8=tuple(fp8.cell),

@@ -83,14 +83,12 @@ def matrix_folder() -> Path:
 
 
 def read_rows(
-    folder: Path | None,
-    models: Mapping[str, type[BaseModel]],
-    known: Mapping[str, Collection[str]] | None = None,
+    folder: Path, models: Mapping[str, type[BaseModel]], known: Mapping[str, Collection[str]] | None = None
 ) -> tuple[Any, ...]:
     """Some files as typed values, in their order.
 
     Args:
-        folder: of the matrix; the project's own where it is None.
+        folder: of the matrix.
         models: name of a file -> model of the whole file. The rows of a table are of the kind of the table's name.
         known: kind -> ids of rows that lie in other files.
 
@@ -98,8 +96,7 @@ def read_rows(
         MatrixInvalid: with every fault of every file.
     """
     faults: list[str] = []
-    root = folder or matrix_folder()
-    loaded = {name: data for name in models if (data := _load(root / name, faults)) is not None}
+    loaded = {name: data for name in models if (data := _load(folder / name, faults)) is not None}
     ids: dict[str, Collection[str]] = {}
     for kind, rows in (table for data in loaded.values() for table in data.items() if isinstance(table[1], list)):
         ids[kind] = [str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row]
@@ -141,8 +138,3 @@ def _name_row(data: Any, location: tuple[int | str, ...]) -> str:
         data = data[int(part)] if isinstance(data, list) else data.get(part) if isinstance(data, dict) else None
     name = data.get("id", data.get("target")) if isinstance(data, dict) else None
     return f" ({name})" if isinstance(name, str) else ""
-
-
-def ids_of(rows: Iterable[Any]) -> list[str]:
-    """The ids of some rows."""
-    return [row.id for row in rows if hasattr(row, "id")]

@@ -11,7 +11,7 @@ from packaging.version import Version
 from pydantic import Field
 
 from .bridge import Catalog
-from .file import Names, RequirementText, Row, Text, VersionRange, VersionText, ids_of, read_rows
+from .file import Names, RequirementText, Row, Text, VersionRange, VersionText, read_rows
 
 FILE: Final = "images.toml"
 NEEDS: Final = "needs.toml"
@@ -306,7 +306,7 @@ def read_images(catalog: Catalog) -> Images:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (images,) = read_rows(catalog.folder, {FILE: Images}, {"target": ids_of(catalog.targets)})
+    (images,) = read_rows(catalog.folder, {FILE: Images}, {"target": [row.id for row in catalog.targets]})
     return cast("Images", images)
 
 
@@ -417,5 +417,5 @@ def read_needs(catalog: Catalog) -> Needs:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (needs,) = read_rows(catalog.folder, {NEEDS: Needs}, {"module": ids_of(catalog.modules)})
+    (needs,) = read_rows(catalog.folder, {NEEDS: Needs}, {"module": [row.id for row in catalog.modules]})
     return cast("Needs", needs)

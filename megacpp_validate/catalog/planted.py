@@ -16,7 +16,7 @@ from pydantic import Field
 from ..errors import InfrastructureFailed
 from ..evidence.values import ENVIRONMENT, Cause
 from .bridge import Catalog, Planted, SmokeCell
-from .file import Names, Row, Text, ids_of, read_rows
+from .file import Names, Row, Text, read_rows
 
 TE_FILE: Final = "te_faults.toml"
 FP8_FILE: Final = "fp8_faults.toml"
@@ -147,7 +147,7 @@ def read_te_faults(catalog: Catalog) -> tuple[TeFault, ...]:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    known = ids_of(catalog.modules)
+    known = [row.id for row in catalog.modules]
     (file,) = read_rows(catalog.folder, {TE_FILE: _TeFile}, {"module": known, "blamed": [*known, ENVIRONMENT]})
     return tuple(file.fault)
 
@@ -162,7 +162,7 @@ def read_fp8_faults(catalog: Catalog, *, held_out: bool = False) -> tuple[Fp8Fau
         MatrixInvalid: with every fault of the file.
     """
     name = FP8_HELD_OUT if held_out else FP8_FILE
-    (file,) = read_rows(catalog.folder, {name: _Fp8File}, {"cell": ids_of(catalog.fp8_cells)})
+    (file,) = read_rows(catalog.folder, {name: _Fp8File}, {"cell": [row.id for row in catalog.fp8_cells]})
     return tuple(file.fault)
 
 
@@ -288,5 +288,5 @@ def read_smoke_faults(catalog: Catalog) -> SmokeFaults:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (faults,) = read_rows(catalog.folder, {SMOKE_FILE: SmokeFaults}, {"target": ids_of(catalog.targets)})
+    (faults,) = read_rows(catalog.folder, {SMOKE_FILE: SmokeFaults}, {"target": [row.id for row in catalog.targets]})
     return cast("SmokeFaults", faults)

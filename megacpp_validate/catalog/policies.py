@@ -18,7 +18,7 @@ from ..errors import WrongArguments
 from ..evidence.receipt import READABLE
 from .bridge import Catalog, Target, Targets
 from .bridge import Recipe as RecipeName
-from .file import MatrixInvalid, Names, Row, Text, ids_of, read_rows
+from .file import MatrixInvalid, Names, Row, Text, read_rows
 
 GATE: Final = "gate.toml"
 GATE_WAIVERS: Final = "gate_waivers.toml"
@@ -270,7 +270,7 @@ def _list_probes(row: Requirement, catalog: Catalog) -> Iterator[str]:
     """The probes that a row requires: modules in dependency order, then the rest in the catalog's order."""
     for name in ("modules", "compositions", "fp8"):
         if name in row.groups:
-            yield from ids_of(getattr(catalog, name))
+            yield from (cell.id for cell in getattr(catalog, name))
     yield from row.probes
 
 
@@ -280,10 +280,10 @@ def read_gate_policy(catalog: Catalog) -> GatePolicy:
     Raises:
         MatrixInvalid: with every fault of the files.
     """
-    every = ids_of((*catalog.modules, *catalog.compositions, *catalog.fp8, *catalog.smoke))
+    every = [row.id for row in (*catalog.modules, *catalog.compositions, *catalog.fp8, *catalog.smoke)]
     rules, waivers = read_rows(
         catalog.folder, {GATE: _GateFile, GATE_WAIVERS: _GateWaiverFile},
-        {"target": ids_of(catalog.targets), "probe": every},
+        {"target": [row.id for row in catalog.targets], "probe": every},
     )  # fmt: skip
     try:
         evidence = _EVIDENCE.validate_json((catalog.folder / CHECKS).read_bytes())

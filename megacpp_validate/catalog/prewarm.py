@@ -8,7 +8,7 @@ from typing import Final, Literal, cast
 from pydantic import Field
 
 from .bridge import Catalog, Targets
-from .file import Row, Text, ids_of, read_rows
+from .file import Row, Text, read_rows
 
 FILE: Final = "prewarm.toml"
 PROBE: Final = "probe"
@@ -90,5 +90,5 @@ def read_prewarm(catalog: Catalog) -> PrewarmRows:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (rows,) = read_rows(catalog.folder, {FILE: PrewarmRows}, {"target": ids_of(catalog.targets)})
+    (rows,) = read_rows(catalog.folder, {FILE: PrewarmRows}, {"target": [row.id for row in catalog.targets]})
     return cast("PrewarmRows", rows)

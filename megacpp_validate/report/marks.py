@@ -60,13 +60,12 @@ def quiet(word: str) -> Mark:
 
 _VALUES: Final = {
     bad: "fail failed error import-error timeout breaks breaking regressed same-failure bad refused not-refused "
-    "expired changed missing faults compiled silent wrong-module wrong-cause others-too misnamed by-another missed "
-    "false-alarm",
+    "expired changed compiled silent wrong-module wrong-cause others-too misnamed by-another missed false-alarm",
     cascade: "blocked cascade",
-    risk: "risk fails-before tax warned waived accepted holds",  # what holds is a waiver
-    missing: "not-run not-judged undecided unknown cannot-build cannot-tell claimed lost not-planted elsewhere",
+    risk: "risk fails-before tax warned holds",  # what holds is a waiver
+    missing: "not-run not-judged undecided unknown cannot-build cannot-tell lost not-planted elsewhere",
     quiet: "note no-effect kept harmless expected-unsupported not-needed rolled-back",
-    good: "pass good verified win fits done warm clean same new allowed fixed right caught quiet",
+    good: "pass good verified win fits done warm clean new allowed fixed right caught quiet",
 }
 _MARKS: Final = {value: make(value.replace("-", " ")) for make, values in _VALUES.items() for value in values.split()}
 

@@ -10,7 +10,7 @@ from megacpp_validate.canary.static.sources import CACHE_VARIABLE
 from tests.canary.static.small_index import BROKEN, LINEAR, UNREACHABLE, use_index
 from tests.canary.static.small_sources import write_files, write_release
 from tests.catalog.refusals import copy_matrix
-from tests.command_line import Run, Said, make_run
+from tests.command_line import Run, make_run
 
 OPEN, CLOSED, MISSING, NO_ENVIRONMENT = 0, 1, 4, 5
 
@@ -86,11 +86,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.write_text(text)
     monkeypatch.chdir(tmp_path / "mine")
     return tmp_path / "mine"
-
-
-def judged(said: Said) -> str:
-    """What the first line says is judged; a terminal folds that line where names of folders are long."""
-    return said.flat.partition(" uses it ")[0].partition(", as ")[2]
 
 
 @pytest.mark.parametrize(

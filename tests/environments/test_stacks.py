@@ -218,10 +218,6 @@ def test_the_releases_of_a_root_oldest_first_each_over_the_common_folders(tmp_pa
     assert len({place.environment.identity for place in found if place.environment}) == 3
 
 
-def metadata(text: str) -> Callable[[Path], object]:
-    return lambda site: (next(site.glob("*.dist-info")) / "METADATA").write_text(text)
-
-
 EXTENSION = "transformer_engine_torch.cpython-39-aarch64-linux-gnu.so"
 UNREADABLE = "names no release"
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {

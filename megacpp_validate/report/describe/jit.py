@@ -37,7 +37,7 @@ _CAUSES: Final[dict[JitVerdict, tuple[str, str]]] = {  # why, and what to do
 def describe_prewarm(result: PrewarmResult) -> Document:
     """A row a task, the reason of each failure, and what the caches hold now."""
     verdict = result.verdict
-    cases = list_cases(result.rows, "prewarm", "task", "verdict", "reason")
+    cases = list_cases(result.rows, "prewarm", "task", "verdict")
     facts = list_fields(result, "folder left_out caches versions manifest sealed interpreter seconds")
     blocks: tuple[Block, ...] = (
         tabulate(result.rows, "task verdict seconds compiled hits"),

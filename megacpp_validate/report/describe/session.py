@@ -189,7 +189,7 @@ def _describe_phases(run: TrainingRecord) -> str:
 
 def describe_matrix(run: MatrixRun) -> Document:
     """Every cell, and each that is not good in full."""
-    cases = list_cases(run.cells, "matrix", "cell", "outcome", "reason")
+    cases = list_cases(run.cells, "matrix", "cell", "outcome")
     blocks: tuple[Block, ...] = (
         tabulate(run.cells, "cell outcome node seconds kept retries"),
         *(case for case, cell in zip(cases, run.cells, strict=True) if not cell.outcome.is_good),

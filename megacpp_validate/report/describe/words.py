@@ -81,13 +81,12 @@ def list_fields(result: object, names: str) -> dict[str, Content]:
     return {name.replace("_", " "): show(getattr(result, name)) for name in names.split()}
 
 
-def list_cases(rows: Iterable[Any], group: str, name: str, mark: str, message: str) -> tuple[Diagnostic, ...]:
-    """A case an object: which fields of it hold the name, the verdict and the reason."""
+def list_cases(rows: Iterable[Any], group: str, name: str, mark: str) -> tuple[Diagnostic, ...]:
+    """A case an object: which fields of it hold the name and the verdict."""
     return tuple(
-        Diagnostic(getattr(row, name), mark_of(getattr(row, mark)), group, getattr(row, message),
-                   seconds=getattr(row, "seconds", 0.0))
+        Diagnostic(getattr(row, name), mark_of(getattr(row, mark)), group, row.reason, seconds=row.seconds)
         for row in rows
-    )  # fmt: skip
+    )
 
 
 def describe_fit(fit: Fit, group: str = "") -> Diagnostic:
