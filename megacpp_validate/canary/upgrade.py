@@ -25,7 +25,7 @@ from ..environments.fleet import Event, Room, plan_jobs, share_cores
 from ..environments.host_session import SupportGrid, build_support
 from ..environments.interpreter import own_interpreter, read_facts
 from ..environments.plan import RunOptions, choose_canary_probes, choose_names, choose_target, find_target, why_not_here
-from ..errors import EvidenceMissing, Exit, NoEnvironment, NothingSelected, WrongArguments, exit_for, writing_to
+from ..errors import EvidenceMissing, Exit, NoEnvironment, NothingSelected, WrongArguments, exit_for
 from ..evidence.receipt import Receipt
 from ..evidence.store import cell_of, read_receipts
 from ..evidence.values import Result
@@ -412,8 +412,7 @@ def _run_on_device(
         options.times and is_gpu, room, progress.cell, probes=options.probes, fresh=options.fresh, seed=options.seed,
         receipts=options.receipts.absolute(), limit_s=options.limit_s,
     )  # fmt: skip
-    with writing_to(options.receipts, "receipts", "--receipts"):
-        ran = host_stacks.run_stacks(catalog, target, stacks, running, processes)
+    ran = host_stacks.run_stacks(catalog, target, stacks, running, processes)
     sides = [StackReceipts(one.run.stack, tuple(one.receipts.values())) for one in ran]
     again = next((one.again for one in ran if one.again), {})
     return {

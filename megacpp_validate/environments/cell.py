@@ -22,7 +22,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from ..diagnosis.diagnose import NO_SPACE, NOT_STARTED, find_retry_fault
-from ..errors import InfrastructureFailed
+from ..errors import InfrastructureFailed, writing_to
 from ..evidence.receipt import Failure, Outcome, Receipt, write_receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import TIMED, Order
@@ -204,14 +204,16 @@ def own_folder(folder: Path, option: str = "--receipts") -> Iterator[None]:
 
     Raises:
         InfrastructureFailed: another run holds it.
-        OSError: it cannot be written.
+        WrongArguments: it cannot be written.
+        OSError: its disk is full.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield
-    except Timeout as fault:
-        raise InfrastructureFailed(
-            f"another run writes to {folder}. Likely cause: it was started twice, or a first one was put in the "
-            f"background. Next step: wait for it, or give this one another folder with {option}."
-        ) from fault
+    with writing_to(folder, "files", option):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(folder / ".lock", timeout=0):
+                yield
+        except Timeout as fault:
+            raise InfrastructureFailed(
+                f"another run writes to {folder}. Likely cause: the command was started twice, or an earlier one runs "
+                f"in the background. Next step: wait for the other run, or name another folder with {option}."
+            ) from fault

@@ -28,7 +28,6 @@ from .interpreter import host_interpreter
 
 LIBRARIES: Final = {"libcudart": "cuda", "libcublasLt": "cublas", "libcudnn": "cudnn", "libnccl": "nccl"}
 _ASKED: Final = "asked for"
-_BY_FILE: Final = {canonicalize_name(file): name for file, name in LIBRARIES.items()}
 CORE: Final = ("transformer-engine", "transformer-engine-torch", "transformer-engine-cu13", "transformer-engine-cu12")
 _CORE_CUDA: Final = re.compile(r"transformer-engine-cu(\d+)")
 _LOCAL: Final = re.compile(r"(cpu|xpu|rocm[\d.]*|cu(\d{2,})\d)(?:[.+_-]|$)")
@@ -148,7 +147,7 @@ def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, ta
     Raises:
         WrongArguments: a word has another form, or a version is none.
     """
-    found, names = dict[str, Part](), _BY_FILE | (_name_distributions(needs) if needs else {})
+    found, names = dict[str, Part](), _name_distributions(needs) if needs else {}
     for word in words:
         name, sign, version = word.partition("=")
         name, version = canonicalize_name(name.strip()), version.lstrip("=").strip()

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
-from ..errors import NothingSelected, writing_to
+from ..errors import NothingSelected
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import Frozen, Result
 from ..process import Processes
@@ -147,7 +147,6 @@ def run_session(
     with ExitStack() as held:
         if not stack.problem:  # else nothing is written: what the right machine wrote stays what it is
             require_torch(facts)
-            held.enter_context(writing_to(options.receipts, "receipts", "--receipts"))
             held.enter_context(own_folder(folder))
         receipts = tuple(ran.receipt for ran in run_here(cells, Room(jobs), processes, progress=progress))
     order = cells[0].order

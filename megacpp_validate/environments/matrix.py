@@ -225,10 +225,9 @@ def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = la
     """Make every stack usable, and run every selected cell that has no receipt.
 
     Raises:
-        WrongArguments, NothingSelected: as `choose_cells`.
-        InfrastructureFailed: another run writes to the folder.
-        InfrastructureFailed: the scheduler does not answer, or refuses a job.
-        OSError: the folder cannot be written.
+        WrongArguments, NothingSelected: as `choose_cells`; or the folder cannot be written.
+        InfrastructureFailed: another run writes to the folder; the scheduler does not answer, or refuses a job.
+        OSError: the disk is full.
     """
     started, processes, folder = time.monotonic(), Processes(), options.receipts.absolute()
     selected = choose_cells(catalog, options)

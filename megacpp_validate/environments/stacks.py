@@ -356,9 +356,9 @@ def run_stacks(
         processes: that the cells' processes are among.
 
     Raises:
-        WrongArguments: there is no such probe.
+        WrongArguments: there is no such probe, or the folder cannot be written.
         InfrastructureFailed: another run writes its receipts there.
-        OSError: the folder cannot be written.
+        OSError: the disk is full.
     """
     rows = choose_canary_probes(catalog, options.probes)
     stacks = [stack.on(target) for stack in stacks]

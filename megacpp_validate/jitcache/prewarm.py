@@ -109,7 +109,7 @@ def run_prewarm(
                 fields = fill(stack, selected, take_over(folder, blank, matrix.keys), options, report)
             fields["versions"] = blank.stack.versions
         return PrewarmResult(
-            target=target.id, architecture=folder.name, folder=str(folder), interpreter=stack.interpreter,
+            target=target.id, architecture=folder.name, folder=str(folder), interpreter=stack.shown,
             left_out=selected.left_out, seconds=round(time.monotonic() - started, 1), **fields,
         )  # fmt: skip
 

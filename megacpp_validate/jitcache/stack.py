@@ -21,7 +21,7 @@ from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..catalog.prewarm import PROBE, PrewarmTask
 from ..environments.fleet import count_cores
-from ..environments.interpreter import Facts, InterpreterEnvironment, host_interpreter, read_facts, require_torch
+from ..environments.interpreter import host_interpreter, read_facts, require_torch
 from ..environments.plan import RunOptions, choose_rows, why_not_here
 from ..environments.stacks import Stack, plan_cells
 from ..environments.venv import find_cpu_python
@@ -269,32 +269,23 @@ def read_answer(line: str) -> Answer:
     )
 
 
-@dataclass(frozen=True)
-class JitStack:
+@dataclass(frozen=True, kw_only=True)
+class JitStack(Stack):
     """A stack whose variables put every cache below one root.
 
     Attributes:
-        environment: with those variables.
         processes: stops all that it started.
-        facts: what it has.
         root, architecture: of the caches.
         scratch: for working folders.
     """
 
     catalog: Catalog
     target: TargetRow
-    environment: InterpreterEnvironment
     processes: Processes
-    facts: Facts
     root: Path
     architecture: str
     seed: int
     scratch: Path
-
-    @property
-    def interpreter(self) -> str:
-        """In words."""
-        return Stack("", self.environment, self.facts).shown
 
     def why_not(self, options: JitOptions) -> str:
         """Why this machine cannot run the target's tasks; empty where it can.
@@ -331,8 +322,8 @@ class JitStack:
 
     def _run_cell(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
         rows: list[BridgeModule | ProbeCell] = [*self.catalog.modules, *self.catalog.compositions, *self.catalog.smoke]
-        chosen, stack = [row for row in rows if row.id == task.cell], Stack("", self.environment, self.facts)
-        (cell,) = plan_cells(stack, self.target, chosen, logs, seed=self.seed, limit_s=limit_s)
+        chosen = [row for row in rows if row.id == task.cell]
+        (cell,) = plan_cells(self, self.target, chosen, logs, seed=self.seed, limit_s=limit_s)
         return read_receipt_answer(cell.run(self.scratch / f"cell-{task.id}", self.processes))
 
     def _ask(self, order: Mapping[str, Any], log: Path, limit_s: float) -> Answer:
@@ -392,7 +383,10 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
     facts = read_facts(environment, processes)
     require_torch(facts)
     with tempfile.TemporaryDirectory(prefix="megacpp-jit-") as scratch:
-        yield JitStack(catalog, target, environment, processes, facts, root, architecture, options.seed, Path(scratch))
+        yield JitStack(
+            "", environment, facts, catalog=catalog, target=target, processes=processes, root=root,
+            architecture=architecture, seed=options.seed, scratch=Path(scratch),
+        )  # fmt: skip
 
 
 def run_tasks(

@@ -14,7 +14,6 @@ MODULES = ["imports", "attention", "linear_walker", "permute", "expert_gemm", "n
 TE = 'te = "2.12.0"'
 FAULTS = {
     "dangling-pin": ("stacks.toml", 'pinned = "te2.20.2"', 'pinned = "te9"', ["pinned: ", "names 'te9'"]),
-    "double-module": ("stacks.toml", 'id = "te2.12.0"', 'id = "te2.14.1"', ["'te2.14.1' appears 2 times"]),
     "not-a-version": ("stacks.toml", TE, 'te = "latest"', ["te (te2.12.0)", "latest"]),
     "image-with-a-tag-only": ("stacks.toml", TE, f'{TE}\nimage = "pytorch:26.09-py3"', ["image (te2.12.0)"]),
     "cell-on-nothing": ("fp8.toml", '"layer_spec"', '"layerspec"', ["(fp8_loss)", "names 'layerspec'"]),

@@ -44,8 +44,6 @@ HERE = [sys.executable, "-m", "megacpp_validate.cli"]
         (SystemExit(130), Exit.INTERRUPTED, "interrupted; what has a receipt is kept"),  # as typer ends on an interrupt
         (BrokenProcessPool("a process was terminated"), Exit.INFRASTRUCTURE, "ran out of memory"),
         (OSError(errno.ENOSPC, "No space left on device", "/some/file"), Exit.INFRASTRUCTURE, "the disk is full"),
-        (OSError(errno.ENOSPC, "No space left on device", b"/some/file"), Exit.INFRASTRUCTURE, "is full"),
-        (OSError(errno.ENOSPC, "No space left on device"), Exit.INFRASTRUCTURE, "is full"),
     ],
 )
 def test_each_class_of_error_has_its_exit_code(
@@ -98,6 +96,9 @@ CALLS = (
     ("fp8-policy --preset ,", 3, "nothing is selected"),
     ("matrix --targets cpu --stacks te2.17.1", 3, "no cell is selected"),
     ("matrix --targets tpu", 2, "there is no target 'tpu'"),
+    ("matrix --targets cpu --stacks te9", 2, "there is no stack 'te9'"),
+    ("matrix --targets cpu --probes atention", 2, "there is no probe 'atention'"),
+    ("matrix --targets cpu --cells native-cpu-no", 2, "there is no cell 'native-cpu-no'"),
     ("matrix --targets cpu --environment one", 2, "is not an environment"),
     ("matrix --targets cpu --cluster nowhere.toml", 2, "does not exist"),
     ("matrix --targets cpu --plan --launcher slurm", 0, "native-cpu-imports"),

@@ -15,7 +15,7 @@ from megacpp_validate.diagnosis.diagnose import find_retry_fault
 from megacpp_validate.environments.cell import Cell, is_done, own_folder
 from megacpp_validate.environments.fleet import Room, run_here
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
-from megacpp_validate.errors import InfrastructureFailed
+from megacpp_validate.errors import InfrastructureFailed, WrongArguments
 from megacpp_validate.evidence.receipt import Check, Failure, Outcome, Receipt, Timing
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.probes.order import Order, Target
@@ -175,9 +175,8 @@ def test_which_receipts_are_answers(order: Order, receipt: Receipt, done: bool) 
 
 def test_a_second_run_is_refused_while_the_first_one_holds_the_folder(tmp_path: Path) -> None:
     for _ in range(2):
-        with (
-            own_folder(tmp_path),
-            pytest.raises(InfrastructureFailed, match="another run"),
-            own_folder(tmp_path),
-        ):
+        with own_folder(tmp_path), pytest.raises(InfrastructureFailed, match="another run"), own_folder(tmp_path):
             pass
+    (tmp_path / "file").touch()
+    with pytest.raises(WrongArguments, match="give --root a folder"), own_folder(tmp_path / "file", "--root"):
+        pass

@@ -50,7 +50,7 @@ def versions(given: Stack) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "text",
-    ["cublas=13.1,cudnn=9.14,torch=2.11", "libcublasLt=13.1 cudnn==9.14, torch=2.11",
+    ["cublas=13.1,cudnn=9.14,torch=2.11", "cublas=13.1 cudnn==9.14, torch=2.11",
      "nvidia-cublas=13.1,cudnn=9.14,torch=2.11"],
 )  # fmt: skip
 def test_words(read, text: str) -> None:  # type: ignore[no-untyped-def]

@@ -11,7 +11,6 @@ from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.matrix import MatrixOptions, MatrixRun, choose_cells, plan_matrix
 from megacpp_validate.environments.slurm import Cluster
 from megacpp_validate.environments.stacks import read_spec
-from megacpp_validate.errors import NothingSelected, WrongArguments
 
 
 def options(*targets: str, **more: Any) -> MatrixOptions:
@@ -37,22 +36,6 @@ def test_what_is_selected(catalog: Catalog) -> None:
     assert mine == ["one-cpu-imports", "one-cpu-permute", "two-cpu-permute"]
     ranks = {cell.row.id: cell.gpus for cell in choose_cells(catalog, options("h200"))}
     assert (ranks["attention"], ranks["smoke_scaled_bf16_4"]) == (1, 4)
-
-
-@pytest.mark.parametrize(
-    ("more", "fault", "words"),
-    [
-        ({"stacks": ("te9",)}, WrongArguments, "there is no stack 'te9'.*Next step: choose from"),
-        ({"probes": ("atention",)}, WrongArguments, "there is no probe 'atention'"),
-        ({"cells": ("native-cpu-no",)}, WrongArguments, "there is no cell 'native-cpu-no'"),
-        ({"stacks": ("te2.17.1",)}, NothingSelected, "nothing in common"),
-    ],
-)
-def test_what_does_not_exist_is_refused(
-    more: dict[str, Any], fault: type[Exception], words: str, catalog: Catalog
-) -> None:
-    with pytest.raises(fault, match=words):
-        chosen(catalog, "cpu", **more)
 
 
 def test_a_plan_has_the_options_of_each_job(catalog: Catalog) -> None:

@@ -30,7 +30,7 @@ from ...environments.cell import own_folder
 from ...environments.fleet import Room, plan_jobs
 from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_facts, require_torch
 from ...environments.plan import RunOptions, choose_names, choose_target, find_target, why_not_here
-from ...errors import EvidenceMissing, Exit, NoEnvironment, WrongArguments, writing_to
+from ...errors import EvidenceMissing, Exit, NoEnvironment, WrongArguments
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.values import Frozen, Result
 from ...process import Processes
@@ -167,7 +167,7 @@ def run_bisect(catalog: Catalog, options: BisectOptions, progress: Progress = la
     processes, receipts = Processes(), options.receipts.absolute() / "receipts"
     axes, probe = _open_stacks(catalog, options, receipts, processes)
     try:
-        with writing_to(options.receipts, "receipts", "--receipts"), own_folder(receipts):
+        with own_folder(receipts):
             return search(axes, probe, options, progress)
     except BaseException:  # an interrupt too: nothing may keep running behind it
         processes.stop()

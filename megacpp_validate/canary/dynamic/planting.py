@@ -31,7 +31,7 @@ from ...environments.fleet import Progress, Room, plan_jobs, run_here, share_cor
 from ...environments.host_session import run_session
 from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_facts
 from ...environments.stacks import find_environments, resolve_environment
-from ...errors import NoEnvironment, WrongArguments, writing_to
+from ...errors import NoEnvironment, WrongArguments
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.store import read_receipts
 from ...evidence.values import Frozen
@@ -294,7 +294,7 @@ def _run_copies(
         )
     facts = read_facts(found, processes)
     room = Room(plan_jobs(options.jobs, gpu=bool(target.arch)))
-    with writing_to(options.receipts, "receipts", "--receipts"), own_folder(folder):
+    with own_folder(folder):
         blank = planning.plan_blank(target, facts, bare.variables)
         cells: list[Cell] = []
         for run in runs:
