@@ -7,11 +7,12 @@ and ids that point to nothing.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import Field
 
 from ..evidence.selftest import Mutant
+from ..evidence.values import ENVIRONMENT
 from .file import PACKAGE_ROOT, MatrixInvalid, Names, Row, Text, matrix_folder, read_rows
 
 __all__ = ["PACKAGE_ROOT", "Catalog", "MatrixInvalid", "matrix_folder", "read_catalog"]
@@ -20,6 +21,7 @@ __all__ = ["PACKAGE_ROOT", "Catalog", "MatrixInvalid", "matrix_folder", "read_ca
 Scopes = Annotated[list[str], Names("scope"), Field(min_length=1)]  # bridge modules, and files of the bridge
 Targets = Annotated[list[str], Names("target"), Field(min_length=1)]
 Recipe = Literal["delayed", "current", "block", "mxfp8", "nvfp4"]
+_File = TypeVar("_File", bound=Row)
 
 
 class _Cell(Row):
@@ -179,6 +181,25 @@ class Catalog(Row):
     def fp8_cells(self) -> tuple[ProbeCell, ...]:
         """Cells of FP8, with those that the canary runs too."""
         return (*self.fp8, *(row for row in self.compositions if row.id.startswith("fp8_")))
+
+    @property
+    def known(self) -> dict[str, list[str]]:
+        """Kind -> ids of rows that the other files of the matrix may name."""
+        probes = (*self.modules, *self.compositions, *self.fp8, *self.smoke)
+        kinds: dict[str, tuple[_Cell | Target, ...]] = {
+            "target": self.targets, "module": self.modules, "cell": self.fp8_cells, "probe": probes,
+        }  # fmt: skip
+        ids = {kind: [row.id for row in rows] for kind, rows in kinds.items()}
+        return {**ids, "blamed": [*ids["module"], ENVIRONMENT]}
+
+    def read(self, name: str, model: type[_File]) -> _File:
+        """Another file of the same folder.
+
+        Raises:
+            MatrixInvalid: with every fault of the file.
+        """
+        files: tuple[_File, ...] = read_rows(self.folder, {name: model}, self.known)
+        return files[0]
 
 
 _FILES: Final[dict[str, type[Row]]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, cast
+from typing import Annotated, ClassVar, Final, Literal
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -11,7 +11,7 @@ from packaging.version import Version
 from pydantic import Field
 
 from .bridge import Catalog
-from .file import Names, RequirementText, Row, Text, VersionRange, VersionText, read_rows
+from .file import Names, RequirementText, Row, Text, VersionRange, VersionText
 
 FILE: Final = "images.toml"
 NEEDS: Final = "needs.toml"
@@ -306,8 +306,7 @@ def read_images(catalog: Catalog) -> Images:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (images,) = read_rows(catalog.folder, {FILE: Images}, {"target": [row.id for row in catalog.targets]})
-    return cast("Images", images)
+    return catalog.read(FILE, Images)
 
 
 # --- What vendor packages and releases need. ---
@@ -417,5 +416,4 @@ def read_needs(catalog: Catalog) -> Needs:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (needs,) = read_rows(catalog.folder, {NEEDS: Needs}, {"module": [row.id for row in catalog.modules]})
-    return cast("Needs", needs)
+    return catalog.read(NEEDS, Needs)

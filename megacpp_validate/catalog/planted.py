@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Annotated, Final, Literal, cast
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from ..errors import InfrastructureFailed
-from ..evidence.values import ENVIRONMENT, Cause
+from ..evidence.values import Cause
 from .bridge import Catalog, Planted, SmokeCell
-from .file import Names, Row, Text, read_rows
+from .file import Names, Row, Text
 
 TE_FILE: Final = "te_faults.toml"
 FP8_FILE: Final = "fp8_faults.toml"
@@ -147,9 +147,7 @@ def read_te_faults(catalog: Catalog) -> tuple[TeFault, ...]:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    known = [row.id for row in catalog.modules]
-    (file,) = read_rows(catalog.folder, {TE_FILE: _TeFile}, {"module": known, "blamed": [*known, ENVIRONMENT]})
-    return tuple(file.fault)
+    return tuple(catalog.read(TE_FILE, _TeFile).fault)
 
 
 def read_fp8_faults(catalog: Catalog, *, held_out: bool = False) -> tuple[Fp8Fault, ...]:
@@ -161,9 +159,7 @@ def read_fp8_faults(catalog: Catalog, *, held_out: bool = False) -> tuple[Fp8Fau
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    name = FP8_HELD_OUT if held_out else FP8_FILE
-    (file,) = read_rows(catalog.folder, {name: _Fp8File}, {"cell": [row.id for row in catalog.fp8_cells]})
-    return tuple(file.fault)
+    return tuple(catalog.read(FP8_HELD_OUT if held_out else FP8_FILE, _Fp8File).fault)
 
 
 # --- the firewall -----------------------------------------------------------------------------------------------------
@@ -213,9 +209,8 @@ def read_damages(catalog: Catalog) -> tuple[Damage, ...]:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (file,) = read_rows(catalog.folder, {FIREWALL_FILE: _FirewallFile})
-    pinned = {"release": catalog.pinned.te}
-    return tuple(row if row.release else row.model_copy(update=pinned) for row in file.damage)
+    rows, pinned = catalog.read(FIREWALL_FILE, _FirewallFile).damage, {"release": catalog.pinned.te}
+    return tuple(row if row.release else row.model_copy(update=pinned) for row in rows)
 
 
 # --- the smoke run ----------------------------------------------------------------------------------------------------
@@ -288,5 +283,4 @@ def read_smoke_faults(catalog: Catalog) -> SmokeFaults:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (faults,) = read_rows(catalog.folder, {SMOKE_FILE: SmokeFaults}, {"target": [row.id for row in catalog.targets]})
-    return cast("SmokeFaults", faults)
+    return catalog.read(SMOKE_FILE, SmokeFaults)

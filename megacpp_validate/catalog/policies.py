@@ -280,11 +280,7 @@ def read_gate_policy(catalog: Catalog) -> GatePolicy:
     Raises:
         MatrixInvalid: with every fault of the files.
     """
-    every = [row.id for row in (*catalog.modules, *catalog.compositions, *catalog.fp8, *catalog.smoke)]
-    rules, waivers = read_rows(
-        catalog.folder, {GATE: _GateFile, GATE_WAIVERS: _GateWaiverFile},
-        {"target": [row.id for row in catalog.targets], "probe": every},
-    )  # fmt: skip
+    rules, waivers = read_rows(catalog.folder, {GATE: _GateFile, GATE_WAIVERS: _GateWaiverFile}, catalog.known)
     try:
         evidence = _EVIDENCE.validate_json((catalog.folder / CHECKS).read_bytes())
     except (OSError, ValueError) as fault:
@@ -414,5 +410,5 @@ def read_fp8_policy(catalog: Catalog) -> Fp8Policy:
         MatrixInvalid: with every fault of both files.
     """
     recipes = {target.id: tuple(target.recipes) for target in catalog.targets}
-    policy, presets = read_rows(catalog.folder, {POLICY: _PolicyFile, PRESETS: _PresetFile}, {"target": recipes})
+    policy, presets = read_rows(catalog.folder, {POLICY: _PolicyFile, PRESETS: _PresetFile}, catalog.known)
     return Fp8Policy.model_construct(**dict(policy), **dict(presets), recipes=recipes)

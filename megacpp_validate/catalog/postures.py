@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from .bridge import Catalog, Recipe
-from .file import Names, Row, Text, read_rows
+from .file import Names, Row, Text
 
 FILE: Final = "postures.toml"
 
@@ -100,8 +100,7 @@ def read_postures(catalog: Catalog) -> Posture:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (posture,) = read_rows(catalog.folder, {FILE: Posture})
-    return cast("Posture", posture)
+    return catalog.read(FILE, Posture)
 
 
 def settings_of(posture: Posture, changed: Mapping[str, bool] | None = None) -> dict[str, Any]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 from pydantic import Field
 
 from .bridge import Catalog, Targets
-from .file import Row, Text, read_rows
+from .file import Row, Text
 
 FILE: Final = "prewarm.toml"
 PROBE: Final = "probe"
-SMOKE: Final = "smoke"
-_CELL_OF: Final = {PROBE: "probe", SMOKE: "cell"}  # the setting that names the cell
+_CELL_OF: Final = {PROBE: "probe", "smoke": "cell"}  # the setting that names the cell
 
 Library = Literal["triton", "inductor", "cute", "fa4", "deep_gemm", "cuda", "torch_extensions"]
 
@@ -90,5 +89,4 @@ def read_prewarm(catalog: Catalog) -> PrewarmRows:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    (rows,) = read_rows(catalog.folder, {FILE: PrewarmRows}, {"target": [row.id for row in catalog.targets]})
-    return cast("PrewarmRows", rows)
+    return catalog.read(FILE, PrewarmRows)
