@@ -29,7 +29,7 @@ class _Cell(Row):
 
     id: Text
     title: Text
-    seconds: int = Field(default=30, ge=0)
+    seconds: int = Field(default=60, ge=0)
 
 
 class BridgeModule(_Cell):
@@ -47,7 +47,6 @@ class BridgeModule(_Cell):
     files: list[str] = Field(min_length=1)
     depends_on: Annotated[list[str], Names("module")]
     native: str
-    seconds: int = Field(default=60, ge=0)
 
 
 class ProbeCell(_Cell):

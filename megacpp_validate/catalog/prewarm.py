@@ -29,7 +29,6 @@ class PrewarmTask(Row):
         ranks: devices that it takes.
         settings: as the code takes them.
         seconds: that it takes cold.
-        limit_s: seconds that it may take; 0 for what the verb says.
     """
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]+$")
@@ -40,7 +39,6 @@ class PrewarmTask(Row):
     ranks: int = Field(default=1, ge=1)
     settings: dict[str, str] = Field(default_factory=dict)
     seconds: int = Field(default=0, ge=0)
-    limit_s: int = Field(default=0, ge=0)
 
     @property
     def is_cell(self) -> bool:

@@ -143,7 +143,7 @@ app = typer.Typer(
 
 Seed = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Seed of weights and inputs.")]
 Limit = Annotated[
-    float, typer.Option("--limit", min=1, metavar="SECONDS", help="Limit of a cell, task or import; of ablate: of all.")
+    float, typer.Option("--limit", min=1, metavar="SECONDS", help="For a cell, task or import; of ablate: for the run.")
 ]
 Python = Annotated[
     str, typer.Option(metavar="PATH", help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")

@@ -103,13 +103,13 @@ def bundle(
     return write_bundle(context.images, BundleOptions(target, image, place, jit, key, sign_key), say)
 
 
-@verb("images:describe_signing")
+@verb()
 def image_sign(
     context: Context,
     image: Image,
     /,
     key: Annotated[Path, "Private key; COSIGN_PASSWORD has its password."],
-) -> Result:
+) -> str:
     """Attest the SBOM of an image, and sign it by its digest, with a key of one's own.
 
     Exit code 0: it is signed, 1: the registry gives other bytes than the digest says, 2: an argument is wrong, 5:

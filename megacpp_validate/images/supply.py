@@ -24,14 +24,6 @@ _REBUILD: Final = "build it with `nox -s images`, push it, and verify the digest
 _SIGN: Final = "`nox -s image_sign -- IMAGE --key cosign.key` attests the SBOM, and signs the image"
 
 
-class SignResult(Result):
-    """An image whose SBOM is attested, and that is signed."""
-
-    schema_id: Literal["megacpp-validate/image-signed/3"] = "megacpp-validate/image-signed/3"
-    image: str
-    key: str
-
-
 class ImageCheck(Frozen):
     """One check ("digest", "labels", "signature", ...); `next_step` is empty where it passed."""
 
@@ -114,8 +106,8 @@ def read_public_key(path: Path) -> str:
     return text
 
 
-def sign_image(rows: ImageRows, image: str, key: Path, report: Callable[[str], None]) -> SignResult:
-    """Attest the SBOM of an image, and sign it last: what is signed is whole.
+def sign_image(rows: ImageRows, image: str, key: Path, report: Callable[[str], None]) -> str:
+    """Attest the SBOM of an image, and sign it last: what is signed is whole. What was done, in words.
 
     Raises:
         ImageRefused: an argument is wrong.
@@ -132,7 +124,7 @@ def sign_image(rows: ImageRows, image: str, key: Path, report: Callable[[str], N
         words = ("attest", "--key", str(key), "--type", "spdxjson", "--predicate", str(file))
         require_cosign(variables, *words, image=shown)
     require_cosign(variables, "sign", "--key", str(key), image=shown)
-    return SignResult(image=image, key=str(key))
+    return f"{image}: SBOM attested, image signed, with {key}"
 
 
 def make_sbom(shown: str, platform: str, variables: Mapping[str, str]) -> str:

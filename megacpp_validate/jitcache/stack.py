@@ -309,12 +309,11 @@ class JitStack(Stack):
             OSError: a folder cannot be written, or a disk is full.
         """
         logs.mkdir(parents=True, exist_ok=True)
-        limit = max(limit_s, float(task.limit_s))
         if task.is_cell:
-            answer = self._run_cell(task, logs, limit)
+            answer = self._run_cell(task, logs, limit_s)
         else:
             order = {"task": task.id, "code": task.code, "settings": dict(task.settings)}
-            answer = self._ask(order, logs / f"{task.id}.log", limit)
+            answer = self._ask(order, logs / f"{task.id}.log", limit_s)
         disk = os.statvfs(self.root)
         if answer.failure and disk.f_bavail * disk.f_frsize < _LEAST_FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))

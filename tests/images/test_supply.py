@@ -117,6 +117,7 @@ def test_wrong_arguments(
         said = run(*words)
         assert (said.code, text in said.err) == (code, True), said
     assert run("image-verify", site.image, "--base", OWN_BASE, "--key", key, "--format", "json").code == 0
+    assert "SBOM attested, image signed" in run("image-sign", site.image, "--key", site.key).out
     for password in ("wrong", ""):
         monkeypatch.setenv("COSIGN_PASSWORD", password)
         said = run("image-sign", site.image, "--key", site.key)

@@ -9,7 +9,7 @@ from ...images.build import ImageBuild, ImagePlans
 from ...images.bundle import BundleResult
 from ...images.locks import LockResult
 from ...images.plan import FitResult
-from ...images.supply import ImageVerdict, SignResult
+from ...images.supply import ImageVerdict
 from ...text import count
 from ..document import Block, Bullets, Details, Diagnostic, Document, Paragraph, Table
 from ..marks import Mark, bad, good, mark_exit, mark_of, risk
@@ -105,8 +105,3 @@ def describe_bundle(result: BundleResult) -> Document:
     lacking = Bullets(tuple(f"not inside: {names}: {why}" for names, why in join_same(result.absent.items())))
     table = Table(("what", "MB"), rows, numeric=frozenset({1}))
     return Document(f"Bundle of {result.target}", answer, good("written"), (table, lacking))
-
-
-def describe_signing(result: SignResult) -> Document:
-    """What was attested of an image."""
-    return Document(f"Signed: {result.image}", f"SBOM attested, image signed, with {result.key}.", good("signed"))

@@ -10,7 +10,7 @@ from megacpp_validate.images.build import ImageBuild, ImagePlans, Refused
 from megacpp_validate.images.bundle import BundleResult
 from megacpp_validate.images.locks import LockLine, LockResult, PinLine, PinNews
 from megacpp_validate.images.plan import FitResult
-from megacpp_validate.images.supply import ImageCheck, ImageVerdict, SignResult
+from megacpp_validate.images.supply import ImageCheck, ImageVerdict
 from megacpp_validate.report.describe import images as describe
 from megacpp_validate.report.render.markdown import render_markdown
 from tests.images.test_plan import ROWS, read_plans
@@ -47,6 +47,5 @@ def test_the_others(snapshot: SnapshotAssertion) -> None:
     documents = (
         describe.describe_lock(lock), describe.describe_fits(FitResult(tool="t", stacks=stacks)),
         describe.describe_verdict(verdict), describe.describe_bundle(bundle), describe.describe_build(build),
-        describe.describe_signing(SignResult(image="r", key="cosign.key")),
     )  # fmt: skip
     assert "\n\n".join(map(render_markdown, documents)) == snapshot
