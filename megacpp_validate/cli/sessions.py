@@ -90,9 +90,7 @@ def matrix(
 
     given, catalog = {**locals()}, context.catalog
     site = read_cluster(cluster, [target.id for target in catalog.targets])
-    options = fill(
-        MatrixOptions, given, specs=tuple(map(read_spec, environment)), cluster=site, variables=dict(os.environ)
-    )
+    options = fill(MatrixOptions, given, specs=tuple(map(read_spec, environment)), cluster=site)
     if plan:
         return Answer(plan_matrix(catalog, options), "session:describe_matrix_plan")
     return run_matrix(catalog, options, show_event)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -23,7 +23,7 @@ from ..process import Processes
 from .cell import Cell, own_folder
 from .fleet import Progress, Ran, Room, plan_jobs, read_gpus, run_cells, run_here, share_cores
 from .interpreter import host_interpreter
-from .plan import LOCK_HASH, SWITCH, RunOptions, choose_names, find_target, limit_of
+from .plan import SWITCH, RunOptions, choose_names, find_target, limit_of
 from .slurm import Cluster, SlurmJobs, list_options, plan_job
 from .stacks import (
     Make,
@@ -52,11 +52,9 @@ class MatrixOptions(RunOptions):
         specs: environments that a person described.
         cells: whole cell ids, or patterns of them; all without one.
         launcher, cluster: what runs the jobs.
-        variables: environment variables of the user.
     """
 
     targets: tuple[str, ...]
-    variables: Mapping[str, str] = field(repr=False)
     stacks: tuple[str, ...] = ()
     specs: tuple[Spec, ...] = ()
     cells: tuple[str, ...] = ()
@@ -232,8 +230,7 @@ def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = la
     started, processes, folder = time.monotonic(), Processes(), options.receipts.absolute()
     selected = choose_cells(catalog, options)
     if options.launcher == "local":
-        jobs = plan_jobs(options.jobs)
-        options = replace(options, jobs=jobs, variables=share_cores(options.variables, jobs))
+        options = replace(options, jobs=plan_jobs(options.jobs))
     stacks = _prepare_stacks(catalog, selected, options, processes)
     cells: list[Cell] = []
     for (name, _), group in groupby(selected, lambda one: (one.stack, one.target.id)):
@@ -260,7 +257,7 @@ def _run(cells: Sequence[Cell], options: MatrixOptions, processes: Processes, pr
     """Run them on this machine, each on GPUs of its own, or as jobs."""
     fresh, retries = options.fresh, options.cluster.retries
     if options.launcher == "local":
-        gpus = read_gpus(options.variables)
+        gpus = read_gpus(os.environ)
         room = Room(max(options.jobs, len(gpus)), gpus)
         return run_here(cells, room, processes, fresh=fresh, retries=retries, progress=progress)
     jobs = SlurmJobs(options.cluster, cells[0].folder, options.jobs, fresh)
@@ -280,11 +277,12 @@ def _prepare_stacks(
     keys = tuple(dict.fromkeys((cell.stack, bool(cell.target.arch)) for cell in selected))
     specs = {spec.name: spec for spec in options.specs}
     looks = any(stack != NATIVE and stack not in specs for stack, _ in keys)
-    found = find_environments(options.overlays, options.variables, options.python) if looks else ()
+    user = share_cores(os.environ, options.jobs) if options.launcher == "local" else dict(os.environ)
+    found = find_environments(options.overlays, user, options.python) if looks else ()
     stacks, releases = dict[tuple[str, bool], Stack](), {row.id: row for row in catalog.stacks}
     for name, gpus in keys:
-        python = options.python if gpus else find_cpu_python(options.python)
-        variables = _variables_of(name, options.variables, gpus=gpus)
+        python = options.python if gpus else find_cpu_python(options.python)  # sets the hash of its lock
+        variables = {**user, **({SWITCH: "1"} if name == NATIVE else {})} if gpus else {**os.environ, **user}
         spec, row = specs.get(name), releases.get(name)
         make: Make
         if spec is not None:
@@ -295,10 +293,3 @@ def _prepare_stacks(
             make = partial(resolve_environment, row.te, found)
         stacks[name, gpus] = prepare_stack(name, make, variables, processes)
     return stacks
-
-
-def _variables_of(stack: str, variables: Mapping[str, str], *, gpus: bool) -> Mapping[str, str]:
-    if gpus:
-        return {**variables, SWITCH: "1"} if stack == NATIVE else variables
-    lock_hash = os.environ.get(LOCK_HASH, "")  # set where the CPU stack was chosen
-    return {**variables, LOCK_HASH: lock_hash} if lock_hash else variables

@@ -23,8 +23,7 @@ from .locks import ImageLock, gather_inputs, read_image_lock
 DOCKERFILE: Final = "containers/Dockerfile"
 
 _OCI: Final = "org.opencontainers.image"
-# Step -> the argument that names its stage, where a stage of the recipe makes it.
-_STAGES: Final = {"te": "TE", "flash_attention_3": "FLASH_ATTENTION_3", "deep_gemm": "DEEP_GEMM", "jit": "JIT"}
+_STAGES: Final = ("te", "flash_attention_3", "deep_gemm", "jit")  # steps that a stage of the recipe makes
 
 
 class ImagePlan(Frozen):
@@ -207,7 +206,7 @@ def name_image(target: str, registry: str, tag: str) -> str:
 def describe_target(plan: ImagePlan) -> dict[str, Any]:
     """A target of what `docker buildx bake` reads, as JSON; the same on every host."""
     recipe = {key: value for key, value in plan.arguments.items() if key != "TE_VERSION"}  # which is for people
-    stages = {argument: f"{step.replace('_', '-')}-build" for step, argument in _STAGES.items() if step in plan.steps}
+    stages = {step.upper(): f"{step.replace('_', '-')}-build" for step in _STAGES if step in plan.steps}
     target: dict[str, Any] = {
         "context": ".",
         "dockerfile": DOCKERFILE,

@@ -15,7 +15,7 @@ from megacpp_validate.environments.stacks import read_spec
 
 def options(*targets: str, **more: Any) -> MatrixOptions:
     specs = tuple(read_spec(f"{name}=python:python3") for name in more.pop("environments", ()))
-    return MatrixOptions(targets, {}, receipts=Path("receipts"), specs=specs, **more)
+    return MatrixOptions(targets, receipts=Path("receipts"), specs=specs, **more)
 
 
 def chosen(catalog: Catalog, *targets: str, **more: Any) -> list[str]:

@@ -26,12 +26,8 @@ def changed(row: HistoryRow, **fields: Any) -> HistoryRow:
 RED = changed(GREEN, run="red", path="red/a.json", outcome=Outcome.ERROR, started="")
 
 
-def history(*rows: HistoryRow) -> tuple[HistoryRow, ...]:
-    return rows
-
-
 def arrange(*rows: HistoryRow) -> Cell:
-    (cell,) = arrange_cells([history(*rows)])
+    (cell,) = arrange_cells([rows])
     return cell
 
 
@@ -62,7 +58,7 @@ def test_a_run_for_its_times_alone_replaces_no_red_one() -> None:
 
 
 def test_a_file_that_is_lost_stands_for_nothing() -> None:
-    assert arrange_cells([history(changed(RED, outcome=None, stack="", target="", probe=""))]) == []
+    assert arrange_cells([(changed(RED, outcome=None, stack="", target="", probe=""),)]) == []
 
 
 @pytest.mark.parametrize(
@@ -71,6 +67,6 @@ def test_a_file_that_is_lost_stands_for_nothing() -> None:
      ("te2.20.2-of-ours", "te2.21.0")],
 )  # fmt: skip
 def test_the_newest_release_stands_first(older: str, newer: str) -> None:
-    cells = [history(changed(GREEN, stack=name, cell=f"{name}-h200-imports")) for name in (older, newer)]
+    cells = [(changed(GREEN, stack=name, cell=f"{name}-h200-imports"),) for name in (older, newer)]
     for listed in (cells, cells[::-1]):
         assert [cell.stack for cell in arrange_cells(listed)] == [newer, older]
