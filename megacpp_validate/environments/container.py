@@ -78,5 +78,5 @@ def open_image(image: str, variables: Mapping[str, str]) -> ContainerEnvironment
     raise NoEnvironment(
         f"docker cannot provide the image {image}: {ended.last_words}. Likely cause: docker is not installed or not "
         "running, or the registry does not answer, requires a login, or has no such digest. Next step: `docker pull` "
-        "it by hand; on a host without a network `docker load` it from an archive."
+        "the image by hand; on a host without a network, `docker load` an archive of the image."
     )

@@ -54,7 +54,7 @@ _VENDORS: Final = frozenset({
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 _IDENTIFY: Final = "import json; from megacpp_validate.probes.doctor import identify; print(json.dumps(identify()))"
 _LIMIT_S: Final = 120.0
-_CAUSE: Final = "it is no Python of 3.11 or newer, or another megacpp-validate comes first on its path"
+_CAUSE: Final = "a Python before 3.11, or another megacpp-validate that comes first on its path"
 _ABOUT: Final = (
     "import json, sys, sysconfig; "
     "print(json.dumps([sys.version, sys.prefix, sysconfig.get_config_var('EXT_SUFFIX') or '', sys.path]))"
@@ -141,8 +141,8 @@ class InterpreterEnvironment:
             with suppress(ValueError, LookupError):
                 return read(ended.words.splitlines()[-1])
         raise NoEnvironment(
-            f"{self.shown} cannot be queried: {ended.last_words}. Likely cause: {cause}. Next step: start it by hand, "
-            "or give another Python with --python."
+            f"{self.shown} cannot be queried: {ended.last_words}. Likely cause: {cause}. Next step: start Python by "
+            "hand, or give another one with --python."
         )
 
     @cached_property
@@ -273,7 +273,7 @@ def put_over(host: InterpreterEnvironment, folders: Sequence[Path], because: str
     if wrong := [str(folder) for folder in site if not folder.is_dir() or os.pathsep in str(folder)]:
         raise NoEnvironment(
             f"there is no folder {', '.join(wrong)}, or its name has a {os.pathsep!r}. Likely cause: a typing error, "
-            "or it was not unpacked. Next step: name folders that hold packages, as `pip install --target` makes them."
+            "or an archive that was not unpacked. Next step: name folders of packages, as of `pip install --target`."
         )
     names = ", ".join(map(str, site))
     variables = {**host.variables, "PYTHONPATH": _join(site, host.variables.get("PYTHONPATH", ""))}
@@ -416,6 +416,6 @@ def require_torch(facts: Facts) -> None:
     """
     if not facts.torch:
         raise NoEnvironment(
-            f"{facts.executable} (Python {facts.python}) has no torch. Likely cause: it is not the interpreter of the "
-            "stack. Next step: give that one with --python, or set MEGACPP_PYTHON."
+            f"{facts.executable} (Python {facts.python}) has no torch. Likely cause: the stack has another "
+            "interpreter. Next step: give the stack's interpreter with --python, or set MEGACPP_PYTHON."
         )

@@ -185,7 +185,7 @@ def choose_names(what: str, known: Sequence[str], wanted: Sequence[str], prefix:
     if unknown := [name for name in names if name not in known]:
         near = (get_close_matches(unknown[0], known, 9) if len(known) > _MOST_LISTED else ()) or known
         raise WrongArguments(
-            f"there is no {what} {', '.join(map(repr, unknown))}. Likely cause: a typing error, or it belongs to "
+            f"there is no {what} {', '.join(map(repr, unknown))}. Likely cause: a typing error, or a name of "
             f"another target or stack. Next step: choose from {', '.join(dict.fromkeys(near)) or 'other --targets'}."
         )
     return tuple(name for name in known if not names or name in names)

@@ -214,9 +214,9 @@ def resolve_environment(release: str, found: Sequence[Found]) -> InterpreterEnvi
     broken = [f"{place.place}: {place.reason}" for place in found if place.environment is None and place.reason]
     also = f" Not usable: {'; '.join(broken)}." if broken else ""
     raise NoEnvironment(
-        f"there is no environment with Transformer Engine {release}; this host has {usable}.{also} Likely cause: it "
-        f"is not installed here. Next step: `pip install --target DIR/te-{release}` and give DIR with --overlays or "
-        f"{VARIABLE}, or write {_FORM}."
+        f"there is no environment with Transformer Engine {release}; this host has {usable}.{also} Likely cause: "
+        f"the release is not installed here. Next step: `pip install --target DIR/te-{release}` and give DIR with "
+        f"--overlays or {VARIABLE}, or write {_FORM}."
     )
 
 

@@ -49,7 +49,7 @@ class Refused(Frozen):
 class ImagePlans(Result):
     """What would be built; `warned`: what works with less."""
 
-    schema_id: str = "megacpp-validate/image-plans/5"
+    schema_id: str = "megacpp-validate/image-plans/4"
     plans: tuple[ImagePlan, ...]
     refused: tuple[Refused, ...] = ()
     unknown: tuple[Refused, ...] = ()
@@ -70,7 +70,7 @@ class ImageBuild(Result):
         seconds: of the whole build, with the push.
     """
 
-    schema_id: str = "megacpp-validate/image-build/4"
+    schema_id: str = "megacpp-validate/image-build/3"
     plan: ImagePlan
     name: str
     digest: str

@@ -116,7 +116,7 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> tuple[dict
     files, absent = dict[str, str](), dict[str, str]()
     if options.out.exists():
         raise tools.ImageRefused(
-            f"{options.out} already exists. Next step: name another folder, or move this one away."
+            f"{options.out} already exists. Next step: name another folder, or move that folder away."
         )
     if options.key:
         files["cosign.pub"] = read_public_key(options.key)  # given away: never a private one
@@ -132,7 +132,7 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> tuple[dict
         if (seen := pushed.labels.get(label)) != value:
             raise tools.ImageRefused(
                 f"the label {label} of {options.image} is {seen or 'absent'}, and the bundle would have {value}. "
-                "Likely cause: it was built from another lock, or for another target. Next step: build it again."
+                "Likely cause: the image has another lock or target. Next step: build the image again."
             )
     if pushed.provenance:
         files["provenance.json"] = _json(pushed.provenance)

@@ -166,7 +166,7 @@ def plan_session(session: Session, arguments: Sequence[str], image: ImageFacts) 
     if session not in image.sessions:
         raise WrongArguments(
             f"{session.name} is a session of the image for {session.target or 'a GPU'}, and {image.name} is for "
-            f"{image.target}. Next step: run it in another image; `megacpp --help` lists the sessions of this one."
+            f"{image.target}. Next step: run another image; `megacpp --help` lists the sessions of this image."
         )
     if session.name not in ("prewarm", "jit_verify"):  # they copy sealed caches, and links would lead out of them
         use_caches()

@@ -32,7 +32,7 @@ from .tools import MIRROR, ImageRefused, RegistryUnreachable, call, read_digest,
 if TYPE_CHECKING:
     from .plan import ImageRows
 
-_STEP: Final = "Next step: `nox -s lock`, with the same --te, rewrites it; review the difference and commit it."
+_STEP: Final = "Next step: `nox -s lock`, with the same --te; review and commit the difference."
 _LIMIT_S: Final = 600.0
 _CONTENT: Final = "# content: sha256:"
 _INPUTS: Final = "# inputs: sha256:"
@@ -249,6 +249,7 @@ def _join_same(wanted: Iterable[str]) -> set[str]:
 class LockLine(Frozen):
     """A lock: how many packages it has, and `stale`, why it has to be written."""
 
+    target: str
     file: str
     stale: str
     count: int
@@ -312,7 +313,7 @@ def run_lock(
             text = texts[lock.file] = seal_lock(head + lock.make(upgrades))
         stale = why_stale(before, lock.inputs) or ("" if before == text else "the index has changed")
         packages = dict(list_packages(text))
-        lines.append(LockLine(file=lock.file, stale=stale, count=len(packages)))
+        lines.append(LockLine(target=lock.target, file=lock.file, stale=stale, count=len(packages)))
         if lock.image and lock.image.te and not (check and stale):
             fits.append(rows.judge(lock.image, ImageLock("", packages)))
     result = LockResult(

@@ -42,6 +42,7 @@ class ImagePlan(Frozen):
     """
 
     target: str
+    arch: str
     platform: str
     base: str
     reference: str
@@ -140,7 +141,7 @@ class ImageRows:
         }
         return ImagePlan(
             base="own" if own_base else base.id, verified="" if own_base else base.verified, reference=reference,
-            pulled=pulled, target=target, platform=image.platform, lock=image.lock, lock_hash=lock.hash,
+            pulled=pulled, target=target, arch=arch, platform=image.platform, lock=image.lock, lock_hash=lock.hash,
             steps=tuple(image.steps), sources=tuple(image.sources), cache_arch=image.cache_arch, contexts=contexts,
             arguments=arguments, labels=labels,
         )  # fmt: skip

@@ -33,7 +33,7 @@ from typing import Any
 SCHEMA = "megacpp-validate/bundle/4"
 MANIFEST, SUMS, SIGNATURE = "bundle.json", "SHA256SUMS", "SHA256SUMS.sig"
 IMAGE, CACHES = "image.tar", "jit.tar"
-_COPY = "it was damaged on the way, or not copied whole. Next step: copy it again from where it was written"
+_COPY = "a damaged or incomplete copy. Next step: copy the bundle again from where it was written"
 
 
 class Refused(Exception):
@@ -140,7 +140,7 @@ def _docker(*words: str) -> str:
         said = (getattr(fault, "stderr", "") or str(fault)).strip()[-800:]
         raise NotTaken(
             f"`docker {' '.join(words)}` failed: {said}. Likely cause: no Docker Engine runs here, this user may not "
-            "access it, or its disk is full. Next step: correct that, then run it again."
+            "access it, or its disk is full. Next step: correct that, then run the command again."
         ) from fault
 
 
@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as fault:
         text, code = f"{fault}. Likely cause: the disk is full or damaged, or not yours. Next step: correct that.", 6
     except KeyboardInterrupt:
-        text, code = "interrupted; nothing is half done. Next step: run it again", 130
+        text, code = "interrupted; nothing is half done. Next step: run the command again", 130
     sys.stderr.write(f"restore: {text}\n")
     return code
 

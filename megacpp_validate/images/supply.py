@@ -20,7 +20,7 @@ from . import tools
 from .plan import ImagePlan, ImageRows
 
 _LONG_S: Final = 7200.0  # of an image of NVIDIA's cosign reads 12 GB, and syft 40 GB
-_REBUILD: Final = "build it with `nox -s images`, push it, and verify the digest that the push printed"
+_REBUILD: Final = "build the image with `nox -s images --push`, and verify the digest that the push printed"
 _SIGN: Final = "`nox -s image_sign -- IMAGE --key cosign.key` attests the SBOM, and signs the image"
 
 
@@ -87,7 +87,7 @@ def require_cosign(variables: Mapping[str, str], *words: str, image: str = "") -
         raise NoEnvironment(
             f"`cosign {words[0]}` failed: {done.last_words}. Likely cause: another file than a private key, not the "
             "password of the key in COSIGN_PASSWORD, or a registry that is down or full. Next step: correct that and "
-            "run it again."
+            "run the command again."
         )
     return done.words
 
@@ -140,7 +140,7 @@ def make_sbom(shown: str, platform: str, variables: Mapping[str, str]) -> str:
     if done.code:
         raise NoEnvironment(
             f"syft failed: {done.last_words}. Likely cause: the registry is not reached, or the disk for temporary "
-            "files is full. Next step: correct that and run it again."
+            "files is full. Next step: correct that and run the command again."
         )
     return done.words
 
@@ -212,7 +212,7 @@ def _check_plan(rows: ImageRows, found: tools.PushedImage, target: str, base: st
     try:
         plan = rows.plan(target, base)
     except tools.ImageRefused as fault:
-        why = f"there is no plan to compare it with: {fault}"
+        why = f"there is no plan to compare the image with: {fault}"
         yield _check("plan", why, "", "name its --target", ran=False)
         return
     differ = [
@@ -221,9 +221,9 @@ def _check_plan(rows: ImageRows, found: tools.PushedImage, target: str, base: st
         if found.labels.get(label, "") != plan.labels[label]
     ]
     yield _check("labels", "; ".join(differ), "target, lock and base are as planned", _REBUILD)
-    other = "" if plan.platform == found.platform else f"it is for {found.platform}, and the plan has {plan.platform}"
-    yield _check("platform", other, f"it is for {found.platform}", _REBUILD)
-    yield _check("provenance", "" if found.provenance else "there is none beside the image", "SLSA", _REBUILD)
+    other = "" if plan.platform == found.platform else f"built for {found.platform}, and the plan has {plan.platform}"
+    yield _check("platform", other, f"built for {found.platform}", _REBUILD)
+    yield _check("provenance", "" if found.provenance else "buildx attached none to the image", "SLSA", _REBUILD)
     yield _check("base", _compare_base(found.provenance, plan), f"built on {plan.reference}, as pinned", _REBUILD)
 
 

@@ -150,8 +150,8 @@ def check_sealed(folder: Path) -> tuple[Manifest, str]:
     if wrong:
         raise CacheChanged(
             f"{folder} is not what its manifest says: {', '.join(wrong[:_SHOWN])} ({len(wrong)} in all). Likely cause: "
-            "a damaged disk or copy, or something wrote there after it was sealed. Next step: import it again from "
-            "where it was exported, or prewarm again."
+            "a damaged disk or copy, or a process that wrote there after the seal. Next step: import the cache again "
+            "from where it was exported, or prewarm again."
         )
     return manifest, digest
 
@@ -197,7 +197,7 @@ def open_working(sealed: Path, work: Path) -> JitCacheResult:
     except FileExistsError as fault:
         raise WrongArguments(
             f"{folder} exists already. Likely cause: an earlier working copy, which may hold what was missing. Next "
-            "step: use it as it is, give another --work, or remove it."
+            "step: use that copy as it is, give another --work, or remove the copy."
         ) from fault
     try:
         for name in layout.LIBRARIES:
@@ -275,7 +275,7 @@ def import_cache(source: Path, root: Path) -> JitCacheResult:
                 archive.extractall(aside, filter="data")
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, FileNotFoundError) as fault:
             raise WrongArguments(
-                f"{source} cannot be unpacked: {fault}. Likely cause: it is missing, was cut short or damaged. {_COPY}."
+                f"{source} cannot be unpacked: {fault}. Likely cause: a missing archive, or one cut short. {_COPY}."
             ) from fault
         new = Path(aside, names[0].partition("/")[0] if names else "")
         manifest, digest = check_sealed(new)
@@ -289,6 +289,6 @@ def import_cache(source: Path, root: Path) -> JitCacheResult:
         except OSError as fault:
             raise WrongArguments(
                 f"{place} cannot be made: {fault.strerror}. Likely cause: a cache is there already. Next step: import "
-                "it into another --root, or remove that folder."
+                "into another --root, or remove that folder."
             ) from fault
     return _describe("import", place, manifest, digest)

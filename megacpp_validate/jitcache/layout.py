@@ -425,14 +425,14 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         text = (folder / MANIFEST).read_bytes()
         if sealed.exists() and sealed.read_text(errors="replace") != hash_line(text):
             raise CacheChanged(
-                f"the manifest of {folder} does not hash to its {MANIFEST_HASH}. Likely cause: it was edited. "
+                f"the manifest of {folder} does not hash to its {MANIFEST_HASH}. Likely cause: an edit. "
                 "Next step: take the cache from where it was exported, or prewarm again."
             )
         return Manifest.model_validate_json(text), f"sha256:{sha256(text).hexdigest()}"
     except (OSError, ValueError) as fault:
         raise ManifestInvalid(
             f"{folder} has no valid manifest: {fault}. Likely cause: nothing was prewarmed there, another user owns "
-            "it, or another version wrote it. Next step: `nox -s prewarm`."
+            "the folder, or another version wrote it. Next step: `nox -s prewarm`."
         ) from fault
 
 

@@ -173,7 +173,7 @@ def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions)
 
     left_out = list[str]()
     for task in (task for task in of_target if task not in tasks):
-        why = f"it takes {task.ranks} devices. Next step: `--ranks {task.ranks}` on a host that has them"
+        why = f"the task takes {task.ranks} devices. Next step: `--ranks {task.ranks}` on a host that has them"
         left_out.append(f"{task.id}: {why if task in chosen else 'excluded by --tasks, or it needs a GPU'}")
     return Selected(tasks, of_target, tuple(left_out))
 
@@ -232,9 +232,9 @@ def require_purpose(task: PrewarmTask, answer: Answer) -> Answer:
     if answer.failure or answer.missing or not asked_nothing(task, answer):
         return answer
     failure = (
-        f"it compiled nothing for {task.library}, and looked for nothing in its cache. Likely cause: a variable "
-        "switches compiling, or its cache, off, or the monitor does not know the release. Next step: unset it, or look "
-        "at the log."
+        f"the task compiled nothing for {task.library}, and looked for nothing in its cache. Likely cause: a variable "
+        "switches compiling, or its cache, off, or the monitor does not know the release. Next step: unset the "
+        "variable, or read the log."
     )
     return answer.model_copy(update={"failure": failure})
 
@@ -336,7 +336,7 @@ class JitStack(Stack):
         for line in reversed(ended.words.splitlines()):
             with suppress(ValueError, KeyError, TypeError, AttributeError):
                 return read_answer(line)
-        how = ended.how if ended.code != 0 else "it ended without an answer"
+        how = ended.how if ended.code != 0 else "the process ended without an answer"
         return Answer(failure=f"{how}; its last output: {ended.last_words}", seconds=ended.seconds)
 
     def read_seen(self) -> StackSeen:
@@ -348,7 +348,7 @@ class JitStack(Stack):
         answered = self._ask({"task": _STACK, "code": _STACK}, self.scratch / f"{_STACK}.log", _STACK_LIMIT_S)
         if answered.failure or answered.missing:
             raise NoEnvironment(
-                f"{self.environment.shown} does not report what it is made of: {answered.failure or answered.missing}. "
+                f"{self.environment.shown} does not report its stack: {answered.failure or answered.missing}. "
                 "Likely cause: a damaged package. Next step: `nox -s doctor`."
             )
         gpu = self.facts.gpu

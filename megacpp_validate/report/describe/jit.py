@@ -14,9 +14,7 @@ from ..document import Block, Content, Diagnostic, Document, Paragraph, Preforma
 from ..marks import bad, good, mark_exit, mark_of, missing, risk
 from .words import list_cases, list_fields, sum_up, tabulate, tabulate_facts
 
-_UNWATCHED: Final = (
-    "this file appeared in the driver's cache, which could not be watched: whether it is warm is not proven"
-)
+_UNWATCHED: Final = "this file appeared in the driver's cache, which could not be watched: the cache is not proven warm"
 _PREWARM: Final = "`nox -s prewarm -- --target {target} --tasks {task} --root FOLDER`"
 _CAUSES: Final[dict[JitVerdict, tuple[str, str]]] = {  # why, and what to do
     JitVerdict.COMPILED: (
@@ -25,8 +23,8 @@ _CAUSES: Final[dict[JitVerdict, tuple[str, str]]] = {  # why, and what to do
         f"source file in its key has changed; then {_PREWARM}, and seal again",
     ),
     JitVerdict.SILENT: (
-        "it compiled nothing and looked for nothing that it compiles when it is prewarmed: it took another path "
-        "now, or compiling is switched off",
+        "the task compiled nothing and looked for nothing that its prewarm compiled: the task took another path, or "
+        "compiling is switched off",
         "check the backends in its receipt, and its log: a fallback does not prove a warm cache",
     ),
     JitVerdict.FAILED: ("", "fix the failure first: its log lies beside the receipt"),

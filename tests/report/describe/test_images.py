@@ -30,7 +30,7 @@ def test_the_others(snapshot: SnapshotAssertion) -> None:
     pin = PinLine(
         base="b", reference="r:1", before="", after="sha256:1", news=PinNews.VERIFIED, verified="2026-11-22", how="x"
     )
-    line = LockLine(file="cpu.txt", stale="it was not there", count=2)
+    line = LockLine(target="cpu", file="cpu.txt", stale="it was not there", count=2)
     lock = LockResult(tool="t", check=False, pins=(pin,), locks=(line,), written=("cpu.txt",))
     stacks = (ROWS.judge_stack(stack_of_words("2.14.1", ["cublas=13.1"], ROWS.needs)),)
     check = ImageCheck(name="signature", outcome=Outcome.FAIL, says="none", next_step="sign it")
