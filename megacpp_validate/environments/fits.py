@@ -91,12 +91,11 @@ class StackFit(Frozen):
 
 @dataclass(frozen=True)
 class Stack:
-    """Parts by name: of CUDA, "driver", "python", and distributions.
+    """Parts by name: of CUDA, "driver", "python", and distributions. What is not named is unknown.
 
     Attributes:
         name: a target, or what the caller named.
         te: release of Transformer Engine; empty where none is chosen yet.
-        whole: every part is named, so that what is not named is absent; else it is unknown.
         target: row of targets.toml; empty where unknown.
         sources: what is built on these parts, from a commit.
         asks: distribution -> range that is asked of it, where its version is unknown.
@@ -105,7 +104,6 @@ class Stack:
     name: str
     te: str
     parts: Mapping[str, Part]
-    whole: bool
     target: str = ""
     sources: tuple[Source, ...] = ()
     asks: Mapping[str, str] = field(default_factory=dict)
@@ -161,7 +159,7 @@ def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, ta
         found[name] = Part(name=name, version=version, brought_by=_ASKED)
     if read_version(te) is None:
         raise WrongArguments(f"{te!r} is not a release of Transformer Engine. Next step: write one as in 2.20.2.")
-    return Stack("the given stack", te, found, whole=False, target=target)
+    return Stack("the given stack", te, found, target)
 
 
 def _name_distributions(needs: Needs) -> dict[str, str]:
@@ -201,7 +199,7 @@ def _judge_rows(stack: Stack, te: Version, needs: Needs, ranges: Iterable[Range]
             verdict = FitVerdict.WARNED if need.kind == "variable" else None  # whoever starts a run sets it
             yield _compare(stack, need.id, LIBRARIES.get(need.of, need.of), need.version, *says, verdict=verdict)
     for row in ranges:
-        absent = row.component not in stack.parts and (stack.whole or row.with_ == row.component or row.needs == "<0")
+        absent = row.component not in stack.parts and (row.with_ == row.component or row.needs == "<0")
         if absent or (row.te and not row.holds_for(te)) or not stack.has_beside(row):
             continue  # what must not be there is not there
         outside = FitVerdict.REFUSED if row.outside == "refused" else FitVerdict.WARNED
@@ -229,7 +227,7 @@ def _compare(  # noqa: PLR0913, PLR0917 - a row of a table
     part, version = stack.parts.get(name), stack.version(name)
     seen, found = str(version), FitVerdict.UNKNOWN
     if part is None:
-        seen, found = ("is not there", FitVerdict.REFUSED) if stack.whole else ("(not provided)", found)
+        seen = "(not provided)"
     elif version is None:
         by = "" if verdict or wanted == "<0" else f"; from {part.brought_by}"
         seen, found = f"(unknown version{by})", found if wanted else FitVerdict.FITS
@@ -353,7 +351,7 @@ def read_given(
     texts, bases = tuple(texts), tuple(bases)
     for text in texts:
         found |= {part.name: part for part in _read_one(text, needs, bases, variables)}
-    return Stack(", ".join(texts), "", found, whole=False, target=target)
+    return Stack(", ".join(texts), "", found, target)
 
 
 def _read_one(text: str, needs: Needs, bases: tuple[Base, ...], variables: Mapping[str, str]) -> Iterable[Part]:

@@ -252,6 +252,5 @@ def stack_of_image(images: Images, image: Image, lock: ImageLock, own_base: str 
     rows = [] if own_base else [row for row in rows if row[0] not in removed]
     rows += [(name, one.version, f"lock {image.lock}") for name, one in lock.packages.items()]
     found = {name: Part(name=name, version=version, brought_by=by) for name, version, by in rows}
-    whole = not own_base and not base.distributions  # a base with a stack is never listed whole
     sources = tuple(map(images.find_source, image.sources))
-    return Stack(image.target, image.te, found, whole, image.target, sources)
+    return Stack(image.target, image.te, found, image.target, sources)
