@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -147,5 +146,4 @@ def doctor(
     from ..catalog.images import read_needs
     from ..environments.doctor import DoctorOptions, run_doctor
 
-    options = fill(DoctorOptions, locals())
-    return run_doctor(context.catalog, read_needs(context.catalog), options, os.environ)
+    return run_doctor(context.catalog, read_needs(context.catalog), fill(DoctorOptions, locals()))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,11 +38,8 @@ class DoctorOptions(RunOptions):
     stack: str = ""
 
 
-def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables: Mapping[str, str]) -> DoctorResult:
+def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions) -> DoctorResult:
     """Look at an interpreter and compare it with the matrix.
-
-    Args:
-        variables: environment variables of the user.
 
     Raises:
         WrongArguments: the matrix has no such target or stack, or none for the GPU.
@@ -50,10 +48,10 @@ def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables
     started = time.monotonic()
     named = find_target(catalog, options.target) if options.target else None
     stack = choose_rows("stack", catalog.stacks, [options.stack])[0] if options.stack else None
-    environment = host_interpreter(variables, options.python)
+    environment = host_interpreter(os.environ, options.python)
     if options.overlays:
         environment = put_over(environment, options.overlays)
-    path, packages = take_looks(environment, [row.id for row in needs.package], options, Processes())
+    path, packages = take_looks(environment, [row.id for row in needs.package], options)
     if not path.torch and not any(look.installed or look.ended for look in packages if look.package in ("torch", TE)):
         raise NoEnvironment(
             f"there is no stack to check: {environment.shown} ({environment.because}) has neither torch nor "
@@ -76,7 +74,7 @@ def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables
 
 
 def take_looks(
-    environment: InterpreterEnvironment, names: Sequence[str], options: DoctorOptions, processes: Processes
+    environment: InterpreterEnvironment, names: Sequence[str], options: DoctorOptions
 ) -> tuple[PathLook, tuple[PackageLook, ...]]:
     """What an interpreter would find, and each package as loaded.
 
@@ -84,7 +82,7 @@ def take_looks(
         NoEnvironment: it cannot be started, or does not answer.
     """
     with tempfile.TemporaryDirectory(prefix="megacpp-doctor-") as name:
-        scratch = Path(name)
+        scratch, processes = Path(name), Processes()
 
         def run(what: str) -> Ended:
             (scratch / what).mkdir()  # its own working folder: what lies where the tool was started is not imported

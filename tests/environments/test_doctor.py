@@ -17,7 +17,6 @@ import pytest
 from megacpp_validate.environments.doctor import DoctorOptions, take_looks
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, put_over
 from megacpp_validate.evidence.doctor_look import PackageLook
-from megacpp_validate.process import Processes
 
 TORCH = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
 EXTENSION = TORCH / "lib" / "libaoti_custom_ops.so"
@@ -51,7 +50,7 @@ def environment(site: Path) -> InterpreterEnvironment:
 
 
 def take(environment: InterpreterEnvironment, *names: str, limits: DoctorOptions = LIMITS) -> dict[str, PackageLook]:
-    return {look.package: look for look in take_looks(environment, names, limits, Processes())[1]}
+    return {look.package: look for look in take_looks(environment, names, limits)[1]}
 
 
 BROKEN = {
@@ -153,7 +152,7 @@ def test_second_copies_and_second_runtimes_are_seen(
         "PYTHONPATH": f"{environment.variables['PYTHONPATH']}:{tmp_path / 'other'}",
         "LD_LIBRARY_PATH": str(runtimes),
     }
-    path, (look,) = take_looks(replace(environment, variables=variables), ["triton"], LIMITS, Processes())
+    path, (look,) = take_looks(replace(environment, variables=variables), ["triton"], LIMITS)
     assert (look.version, look.copies) == ("3.6.0", (str(other / "__init__.py"),))
     assert look.runtimes == {name: str(runtimes / name) for name in ("libcudart.so.12", "libcudart.so.13")}
     assert (path.torch, path.torch_cuda) == ("2.13.0+cpu", "13.0")
