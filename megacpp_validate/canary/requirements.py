@@ -25,7 +25,7 @@ from ..catalog.bridge import Catalog
 from ..catalog.images import CudaLibrary, Images, Need, Needs, Range, read_images, read_needs
 from ..diagnosis.rows import owner_of
 from ..environments.fits import LIBRARIES, Fit, FitVerdict, Stack, judge_stack, read_given, require_known
-from ..errors import Exit, ToolError, exit_for
+from ..errors import ToolError
 from ..evidence.values import Frozen, Result, read_version
 from ..probes.doctor_elf import Elf, NotReadable, Symbol, read_elf
 
@@ -127,9 +127,9 @@ class WheelRequirements(Result):
     unknown: dict[str, str]
 
     @property
-    def exit(self) -> Exit:
-        """Evidence is missing where something could not be read."""
-        return exit_for(breaks=False, lacks=bool(self.unknown))
+    def lacks(self) -> bool:
+        """Whether something could not be read."""
+        return bool(self.unknown)
 
 
 def run_requirements(catalog: Catalog, te: str, *, note: Callable[[str], None] = lambda _: None) -> WheelRequirements:

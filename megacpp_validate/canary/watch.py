@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from packaging.version import Version
 from pydantic import Field
@@ -18,8 +18,6 @@ from ..errors import Exit, NoEnvironment, ToolError, exit_for
 from ..evidence.receipt import Outcome, write_whole
 from ..evidence.values import Frozen, Result
 from .upgrade import CanaryOptions, Progress, UpgradeResult, plan_canary, run_upgrade
-
-TIERS: Final = "static,firewall"
 
 
 class JudgedRelease(Frozen):
@@ -72,7 +70,7 @@ def run_watch(
     for release in plan_watch(listed, {path.stem for path in folder.glob("issues/*.md")}, pinned):
         progress.note(f"{pinned} -> {release}")
         source = (PACKAGE_ROOT / "bridge",)  # else a project in the current folder is judged
-        options = CanaryOptions((pinned, release), source, tiers=TIERS)
+        options = CanaryOptions((pinned, release), source, tiers="static,firewall")
         try:
             result = run_upgrade(catalog, plan_canary(catalog, options), options, progress)
         except ToolError as fault:

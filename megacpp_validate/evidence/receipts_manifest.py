@@ -8,6 +8,7 @@ https://github.com/openssh/openssh-portable/blob/master/PROTOCOL.sshsig
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -43,14 +44,13 @@ def hash_manifest(hashes: Mapping[str, str]) -> str:
     return hashlib.sha256(render_manifest(hashes).encode()).hexdigest()
 
 
-def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path, variables: Mapping[str, str]) -> None:
+def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path) -> None:
     """Write the manifest of a folder, and its signature beside it.
 
     Args:
         folder: of the receipts.
         hashes: what is in it, as for `render_manifest`.
         key: private key in a file, or a public one whose private half an agent holds.
-        variables: environment variables of the user.
 
     Raises:
         InfrastructureFailed: there is no ssh-keygen.
@@ -58,7 +58,7 @@ def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path, variables: M
         WrongArguments: the folder cannot be written.
     """
     text = render_manifest(hashes)
-    done = _ask(["sign", "-q", "-f", str(key), "-n", NAMESPACE], text.encode(), variables)
+    done = _ask(["sign", "-q", "-f", str(key), "-n", NAMESPACE], text.encode())
     if done.code:
         raise ManifestInvalid(
             f"{folder} was not signed: {done.last_words}. Likely cause: {key} is missing, is not a key, has a "
@@ -71,9 +71,7 @@ def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path, variables: M
         write_whole(folder / MANIFEST, text)
 
 
-def verify_folder(
-    folder: Path, signers: Path, at: datetime, variables: Mapping[str, str]
-) -> tuple[str, dict[str, str]]:
+def verify_folder(folder: Path, signers: Path, at: datetime) -> tuple[str, dict[str, str]]:
     """Who signed the manifest of a folder, and what it says the folder holds.
 
     Args:
@@ -92,7 +90,7 @@ def verify_folder(
     words = [f"-Overify-time={at.astimezone(UTC):%Y%m%d%H%M%SZ}", "-n", NAMESPACE, "-f", str(signers)]
     last = f"{signers} has no row"
     for principal in dict.fromkeys(row.partition(",")[0] for row in rows):
-        done = _ask(["verify", *words, "-I", principal, "-s", str(folder / SIGNATURE)], manifest, variables)
+        done = _ask(["verify", *words, "-I", principal, "-s", str(folder / SIGNATURE)], manifest)
         if not done.code:
             lines = (line.split("  ", 1) for line in manifest.decode().splitlines())
             return principal, {file: digest for digest, file in lines}
@@ -112,9 +110,9 @@ def _read(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _ask(words: list[str], given: bytes, variables: Mapping[str, str]) -> Ended:
+def _ask(words: list[str], given: bytes) -> Ended:
     """One command of `ssh-keygen -Y`, which asks nobody for a passphrase."""
-    found = shutil.which("ssh-keygen", path=variables.get("PATH"))
+    found = shutil.which("ssh-keygen")
     if not found:
         raise InfrastructureFailed(
             "there is no ssh-keygen, which signs receipts and verifies signatures. Likely cause: OpenSSH is not "
@@ -123,5 +121,5 @@ def _ask(words: list[str], given: bytes, variables: Mapping[str, str]) -> Ended:
     with tempfile.TemporaryDirectory() as empty:
         quiet = {"SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C", "HOME": empty}
         return run_command(
-            [found, "-Y", *words], limit_s=_LIMIT_S, variables={**variables, **quiet}, given=given, apart=True
+            [found, "-Y", *words], limit_s=_LIMIT_S, variables={**os.environ, **quiet}, given=given, apart=True
         )

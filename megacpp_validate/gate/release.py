@@ -11,7 +11,7 @@ from datetime import UTC
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from ..catalog.bridge import Catalog
+from ..catalog.bridge import BridgeModule
 from ..catalog.images import Needs
 from ..catalog.policies import BREAKAGES, GateRule, GateRules, ReleaseWaiver
 from ..diagnosis.culprits import Culprit, blame_receipts
@@ -166,7 +166,7 @@ class GateContext:
         load: reads the whole receipt of a file; raises ReceiptInvalid.
         rules: of the kind of release and the target.
         order: stack, time, and required values of receipts.
-        known: modules in dependency order and requirements of releases, for blame.
+        modules, needs: modules in dependency order and requirements of releases, for blame.
         baseline: None for no comparison of speed and memory.
         signed: None if the decision goes on without a signature.
     """
@@ -174,14 +174,10 @@ class GateContext:
     load: Callable[[ReceiptFile], Receipt]
     rules: GateRules
     order: GateOptions
-    known: tuple[Catalog, Needs]
+    modules: Sequence[BridgeModule]
+    needs: Needs
     baseline: Baseline | None = None
     signed: SignedFolder | None = None
-
-    @property
-    def own(self) -> str:
-        """Prefix of the cell ids of the judged stack and target."""
-        return f"{self.order.stack}-{self.rules.target.id}-"
 
 
 def decide_release(files: Iterable[ReceiptFile], context: GateContext) -> GateDecision:
@@ -222,7 +218,7 @@ def _judge_required(entries: Sequence[Entry], counting: Mapping[str, Receipt], c
     """Every required cell, in the order of the matrix."""
     found = {entry.cell: entry for entry in entries if entry.required}
     for probe in context.rules.probes:
-        cell = context.own + probe
+        cell = context.order.own + probe
         entry = found.get(cell)
         if entry is None:
             refused = [one for one in entries if cell in (one.cell, one.file.stem)]
@@ -315,7 +311,7 @@ def _list_waivers(context: GateContext, judged: Iterable[Entry]) -> Iterator[Gat
     broken = {(one.cell, reason.rule) for one in judged for reason in one.reasons}
     standing = {(one.cell, reason.rule) for one in judged for reason in one.standing}
     for one in context.rules.waivers:
-        if one.cell.startswith(context.own):
+        if one.cell.startswith(context.order.own):
             key, holds = (one.cell, one.rule), _holds(one, context)
             state = WaiverState.HOLDS if holds else WaiverState.EXPIRED
             state = state if key in broken else WaiverState.NOT_NEEDED
@@ -334,14 +330,13 @@ def _name_culprits(judged: Sequence[Entry], context: GateContext) -> tuple[Culpr
 
     Receipts of another stack, target or time do not count. A culprit whose cells are all waived is not listed.
     """
-    catalog, needs = context.known
     disowned = {one.cell for one in judged if one.required and one.disowned}
     red = {one.probe for one in judged if one.breaks and one.stands_against(GateRule.OUTCOME, GateRule.CONTRADICTED)}
     ranked = sorted(judged, key=lambda one: not one.required)  # a red receipt beside one that counts comes after it
     seen = {one.cell: one.whole for one in ranked if one.whole is not None and one.cell not in disowned}
     found = list(_share(row for one in judged for row in _name_own(one)))
     if red:
-        blamed = blame_receipts(tuple(seen.values()), catalog.modules, needs)
+        blamed = blame_receipts(tuple(seen.values()), context.modules, context.needs)
         found += [row for row in blamed if red & {row.module, *row.cascades}]
     rank = {one.probe: number for number, one in enumerate(judged) if one.required}
     return tuple(sorted(found, key=lambda row: (rank.get(row.module, -1), row.module, row.cause.value, row.component)))

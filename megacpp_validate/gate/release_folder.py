@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -46,7 +45,7 @@ def decide_folder(catalog: Catalog, options: GateOptions) -> GateDecision:
     signed = baseline = None
     if options.signers is not None:
         try:
-            signed = SignedFolder(*verify_folder(options.store, options.signers, order.at, os.environ))
+            signed = SignedFolder(*verify_folder(options.store, options.signers, order.at))
         except ManifestInvalid as fault:
             signed = SignedFolder(problem=str(fault))
     elif not options.unsigned:
@@ -57,8 +56,8 @@ def decide_folder(catalog: Catalog, options: GateOptions) -> GateDecision:
     if options.baseline is not None:
         judged = {one.sha256 for one in store.files if one.head is not None and one.head.stack == order.stack}
         baseline = _read_baseline(options.baseline, rules, judged, order.at)
-    known = catalog, read_needs(catalog)
-    return decide_release(store.files, GateContext(store.load, rules, order, known, baseline, signed))
+    context = GateContext(store.load, rules, order, catalog.modules, read_needs(catalog), baseline, signed)
+    return decide_release(store.files, context)
 
 
 def sign_receipts(folder: Path, key: Path) -> str:
@@ -71,7 +70,7 @@ def sign_receipts(folder: Path, key: Path) -> str:
     store = _read(folder)
     for one in store.files:
         store.load(one)
-    sign_folder(folder, store.hashes, key, os.environ)
+    sign_folder(folder, store.hashes, key)
     return f"{folder}: {len(store.files)} receipts signed, sha256 {hash_manifest(store.hashes)}"
 
 

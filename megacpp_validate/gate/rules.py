@@ -80,6 +80,11 @@ class GateOptions:
     unsigned: bool = False
     accept_code: tuple[str, ...] = ()
 
+    @property
+    def own(self) -> str:
+        """Prefix of the cell ids of the judged stack and target."""
+        return f"{self.stack}-{self.target}-"
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -159,8 +164,7 @@ class Entry:
 
 def select_receipts(files: Iterable[ReceiptFile], rules: GateRules, order: GateOptions) -> list[Entry]:
     """An entry for every file, sorted by file; entries that count are `required` and have no reasons yet."""
-    own = f"{order.stack}-{rules.target.id}-"
-    required = {own + probe for probe in rules.probes}
+    required = {order.own + probe for probe in rules.probes}
     entries, groups = [], dict[str, list[Entry]]()
     for one in sorted(files, key=lambda one: one.file):
         entry = Entry(one.cell, one, one.run, one.head.probe if one.head is not None else "")
@@ -177,7 +181,7 @@ def select_receipts(files: Iterable[ReceiptFile], rules: GateRules, order: GateO
             if not _contradict(entry, newest, rules):
                 entry.refuse(GateRule.SUPERSEDED, f"{newest.file.file} is younger")
     if rules.kind.others == "close":
-        _close_by_others(entries, own, rules, order)
+        _close_by_others(entries, rules, order)
     return entries
 
 
@@ -250,7 +254,7 @@ def _contradict(older: Entry, newest: Entry, rules: GateRules) -> bool:
     return True
 
 
-def _close_by_others(entries: Sequence[Entry], own: str, rules: GateRules, order: GateOptions) -> None:
+def _close_by_others(entries: Sequence[Entry], rules: GateRules, order: GateOptions) -> None:
     """A cell that is not required closes the gate if it is unreadable, red or contradicted.
 
     Receipts of another commit, cells that were not run, and cells that were only timed do not count.
@@ -261,7 +265,7 @@ def _close_by_others(entries: Sequence[Entry], own: str, rules: GateRules, order
     for entry in entries:
         head = entry.file.head
         if entry.is_refused_by(GateRule.UNREADABLE, GateRule.NAME):
-            entry.closes |= entry.file.stem.startswith(own) or entry.cell.startswith(own)
+            entry.closes |= entry.file.stem.startswith(order.own) or entry.cell.startswith(order.own)
         elif head is not None and entry.is_refused_by(GateRule.NOT_REQUIRED):
             judged = head.outcome is not Outcome.NOT_RUN and not head.only_timed
             if judged and head.commit.removesuffix(DIRTY) == commit.removesuffix(DIRTY):

@@ -37,11 +37,6 @@ REACHED: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "native_block": {"layer_spec": ("bf16.mlp.swiglu.grad.fc1_weight",)},
     "layer_spec": {},
 }  # fmt: skip
-STANDS_ON: Final = {
-    "imports": (), "attention": ("imports",), "linear_walker": ("imports",), "permute": ("imports",),
-    "expert_gemm": ("imports", "permute"), "native_block": ("imports", "attention", "linear_walker"),
-    "layer_spec": ("imports", "attention", "linear_walker", "permute", "expert_gemm", "native_block"),
-}  # fmt: skip
 
 
 def good(probe: str, stack: str = "te2", te: str = "2.0", **other: Any) -> Receipt:
@@ -54,10 +49,10 @@ def fails(probe: str, *names: str, stack: str = "te2", te: str = "2.0", **other:
     return replace(made, **({"checks": (Check("seen", True), *checks)} | other))
 
 
-def falls_back(probe: str, path: str, stack: str = "te2", te: str = "2.0") -> Receipt:
+def falls_back(probe: str, path: str) -> Receipt:
     check = Check(f"{path}.backend", False, detail="requested te, claimed sdpa, seen sdpa")
     row = Backend(path, "te", "sdpa", ("sdpa",), ("te: the dtype is not taken",))
-    made = _receipt(probe, stack, Outcome.FAIL, "1 check failed", te)
+    made = _receipt(probe, "te2", Outcome.FAIL, "1 check failed", "2.0")
     return replace(made, checks=(check,), backends=(row,))
 
 
@@ -87,14 +82,14 @@ def cannot_import(stack: str = "te2", text: str = "libtransformer_engine.so: und
     return replace(_receipt("imports", stack, Outcome.IMPORT_ERROR, _said(text), ""), failure=failure)
 
 
-def blocked(probe: str, by: str = "imports", stack: str = "te2", text: str = "libx.so: undefined symbol: y") -> Receipt:
-    cell = f"{stack}-h200-{by}"
-    made = _receipt(probe, stack, Outcome.BLOCKED, f"blocked by {cell}: {_said(text)}", "")
+def blocked(probe: str, by: str = "imports", text: str = "libx.so: undefined symbol: y") -> Receipt:
+    cell = f"te2-h200-{by}"
+    made = _receipt(probe, "te2", Outcome.BLOCKED, f"blocked by {cell}: {_said(text)}", "")
     return replace(made, blocked_by=cell)
 
 
-def not_run(probe: str, stack: str = "te2") -> Receipt:
-    return _receipt(probe, stack, Outcome.NOT_RUN, "there is no GPU", "")
+def not_run(probe: str) -> Receipt:
+    return _receipt(probe, "te2", Outcome.NOT_RUN, "there is no GPU", "")
 
 
 def keyword(module: str) -> tuple[str, str]:

@@ -35,26 +35,25 @@ def of(te: str, made: Receipt, *libraries: Library) -> Receipt:
     return replace(made, packages=(package,), libraries=libraries or LIBRARIES)
 
 
-def test_a_release_whose_need_of_cudnn_is_known() -> None:
-    (culprit,) = real("te2.12.0", "te2.17.1").culprits
-    assert culprit.next_step.startswith(
-        "pin nvidia-cudnn-cu13>=9.22 (9.14.0 is loaded; a second copy is mapped: remove "
-        "/usr/lib/x86_64-linux-gnu/libcudnn.so.9.14.0; "
-    )
-    assert "CUDNN_ATTR_OPERATION_RESHAPE_MODE" in culprit.next_step
-    assert culprit.next_step.endswith(", or stay on te2.12.0")
+CUDNN_STEP = (
+    "pin nvidia-cudnn-cu13>=9.22 (9.14.0 is loaded; a second copy is mapped: remove "
+    "/usr/lib/x86_64-linux-gnu/libcudnn.so.9.14.0; "
+)
+CUBLAS_STEP = "pin nvidia-cublas>=13.2 (13.1.0 is loaded; "
 
 
-def test_a_release_whose_need_of_cublas_is_known() -> None:
-    (culprit,) = real("te2.12.0", "te2.14.1").culprits
-    assert culprit.next_step.startswith("pin nvidia-cublas>=13.2 (13.1.0 is loaded; ")
-    assert culprit.next_step.endswith(", or stay on te2.12.0")
-
-
-def test_the_way_back_is_no_release_that_did_not_hold() -> None:
-    (culprit,) = real("te2.14.1", "te2.17.1").culprits
-    assert culprit.next_step.startswith("pin nvidia-cudnn-cu13>=9.22 ")
-    assert culprit.next_step.endswith(", or choose another release than this one")
+@pytest.mark.parametrize(
+    ("before", "after", "begin", "back"),
+    [
+        ("te2.12.0", "te2.14.1", CUBLAS_STEP, "stay on te2.12.0"),
+        ("te2.12.0", "te2.17.1", CUDNN_STEP, "stay on te2.12.0"),
+        ("te2.14.1", "te2.17.1", CUDNN_STEP, "choose another release than this one"),  # 2.14.1 fails, too
+    ],
+)
+def test_a_release_whose_need_is_known(before: str, after: str, begin: str, back: str) -> None:
+    (culprit,) = real(before, after).culprits
+    assert culprit.next_step.startswith(begin)
+    assert culprit.next_step.endswith(f", or {back}")
 
 
 NEWER = Library("libcudnn", "9.22.1", ("/v/nvidia/cudnn/lib/libcudnn.so.9",))

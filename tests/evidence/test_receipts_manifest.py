@@ -5,7 +5,6 @@ Other keys, dates, purposes and edits are scenarios of `tests.replay`.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from datetime import UTC, datetime
@@ -33,30 +32,27 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def verify(folder: Path, signers: Path) -> tuple[str, dict[str, str]]:
-    return verify_folder(folder, signers, AT, os.environ)
-
-
 @needs_ssh
 def test_a_key_in_several_rows_may_sign_by_any_of_them(tmp_path: Path, keys: Path) -> None:
-    sign_folder(tmp_path, HASHES, keys / "team", os.environ)
+    sign_folder(tmp_path, HASHES, keys / "team")
     public, rows = (keys / "team.pub").read_text(), (keys / "signers").read_text()
     signers = tmp_path / "signers"
     signers.write_text(f'# of git\n\nalice namespaces="git" {public}{rows}')
-    assert verify(tmp_path, signers) == ("ci@team", HASHES)
+    assert verify_folder(tmp_path, signers, AT) == ("ci@team", HASHES)
     signers.write_text(f'alice namespaces="git" {public}bob {(keys / "other.pub").read_text()}')
     with pytest.raises(ManifestInvalid, match="is not what one of"):
-        verify(tmp_path, signers)
+        verify_folder(tmp_path, signers, AT)
 
 
 @needs_ssh
 def test_an_invalid_key_signs_nothing(tmp_path: Path, keys: Path) -> None:
     with pytest.raises(ManifestInvalid, match="Next step"):
-        sign_folder(tmp_path, HASHES, keys / "nobody", os.environ)
+        sign_folder(tmp_path, HASHES, keys / "nobody")
     assert not list(tmp_path.iterdir())
 
 
-def test_without_ssh_keygen_nothing_is_signed(tmp_path: Path) -> None:
+def test_without_ssh_keygen_nothing_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "key").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InfrastructureFailed, match="openssh-client"):
-        sign_folder(tmp_path, HASHES, tmp_path / "key", {"PATH": str(tmp_path)})
+        sign_folder(tmp_path, HASHES, tmp_path / "key")

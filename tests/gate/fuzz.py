@@ -72,13 +72,6 @@ def _drop_checks(data: Receipt, rng: random.Random, *, keep: int | None = None) 
     data["checks"] = rng.sample(data["checks"], kept)
 
 
-def _drop_row(name: str) -> Callable[[Receipt, random.Random], None]:
-    def edit(data: Receipt, rng: random.Random) -> None:
-        data[name].remove(rng.choice(data[name]))
-
-    return edit
-
-
 def _deny_backend(data: Receipt, rng: random.Random) -> None:
     words = [one for one in data["checks"] if one["detail"] == WORDS and one["name"].endswith(".backend")]
     rng.choice(words or data["checks"])["detail" if words else "passed"] = "requested te, claimed te, seen native"
@@ -122,7 +115,7 @@ EDITS: Final[dict[str, tuple[Callable[[Receipt, random.Random], object], bool]]]
     "backend not observed": (_set("backends", "*", "observed", to=[]), True),
     "backend ran native": (_set("backends", "*", "observed", to=["native"]), True),
     "backend claims native": (_set("backends", "*", "claimed", to="native"), True),
-    "backend row dropped": (_drop_row("backends"), True),
+    "backend row dropped": (lambda data, rng: data["backends"].remove(rng.choice(data["backends"])), True),
     "no backends": (_set("backends", to=[]), True),
     "GPU blanked": (_set("machine", "gpu", to=""), True),
     "torch blanked": (_set("machine", "torch", to=""), True),

@@ -42,9 +42,9 @@ def on_torch() -> Any:
     return torch.ones(2, requires_grad=True) * 2
 
 
-def chose(observed: str, requested: str = "te") -> Choice:
-    refusals = () if observed == requested else (Refusal(requested, "planted", "planted refusal"),)
-    return Choice("imports", requested, observed, refusals)
+def chose(observed: str) -> Choice:
+    refusals = () if observed == "te" else (Refusal("te", "planted", "planted refusal"),)
+    return Choice("imports", "te", observed, refusals)
 
 
 # what is requested, what must have run, what the wrapper claims, what made the output, whether that passes

@@ -23,7 +23,6 @@ with (alone if how == "alone" else computing)(path, float(patience)) as held:
         os.execvp("sleep", ["sleep", "8"])
     sys.stdin.readline()
 """
-Other = "subprocess.Popen[str]"
 
 
 @pytest.fixture

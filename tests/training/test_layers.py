@@ -20,10 +20,6 @@ SIZE = read_size("tiny", attention="mla", num_heads=3, num_gqa_groups=1, head_di
 NATIVE = Build(PRESETS["off"], torch.float64)
 FUSED = replace(NATIVE, forms=Forms(fused_mla_ingress=True))
 LENGTH = 11
-NAMES = [
-    "norm.weight", "query.weight", "latent.weight", "rope_key.weight", "latent_norm.weight", "up.weight", "out.weight",
-    "mlp.layer_norm_weight", "mlp.fc1_weight", "mlp.fc2_weight",
-]  # fmt: skip
 UNREAD = (None, None)  # the model's own tables, which are of another width
 
 

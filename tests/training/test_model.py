@@ -18,24 +18,11 @@ from megacpp_validate.training.model import HybridModel, Scopes  # noqa: E402
 from megacpp_validate.training.sizes import Size, read_size  # noqa: E402
 
 NATIVE = Build(PRESETS["off"])
-# Every expert takes every token: a choice that rounding turns would be no error of a layer.
 SPARSE = {"attention": "moba", "moba_block": 8, "moba_top_k": 2, "index_top_k": 6, "index_window": 2, "streams": 3}
-WHOLE = {"num_experts": 2, "top_k": 2}
 
 
 def read(size: Size, more: int = 1) -> Any:
     return Language(size.grammar, seed=4).batch(0, 2, size.length + more)
-
-
-def gradients(model: HybridModel, tokens: Any) -> dict[str, Any]:
-    """Of the total loss, under native names, whatever the model is made of; and the logits."""
-    model.zero_grad()
-    model.losses(tokens).total.backward()
-    logits = model(tokens[:, :-1]).detach()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.grad)
-    return {"logits": logits, **native(model)}
 
 
 def native(model: HybridModel) -> dict[str, Any]:

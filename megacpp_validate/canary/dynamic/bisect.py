@@ -23,8 +23,8 @@ from pydantic import Field
 
 from ...catalog.bridge import Catalog
 from ...diagnosis.blame import read_order
-from ...diagnosis.diagnose import find_host_fault
-from ...diagnosis.rows import component_named
+from ...diagnosis.diagnose import diagnose, find_host_fault
+from ...diagnosis.rows import OF_THE_HOST
 from ...environments import stacks as host_stacks
 from ...environments.cell import own_folder
 from ...environments.fleet import Room, plan_jobs
@@ -131,7 +131,7 @@ Progress = Callable[[PointResult], None]
 
 
 _AXIS: Final = re.compile(r"[a-z][a-z0-9-]*=[^:,=]+:[^:,]*(,[^:,=]+:[^:,]*)+")
-_OF_MACHINE: Final = ("GPU memory", "GPU hardware", "host memory", "disk")  # what fails whichever release is there
+_OF_MACHINE: Final = OF_THE_HOST | {"GPU memory"}  # what fails whichever release is there
 
 
 @dataclass(frozen=True)
@@ -342,10 +342,8 @@ def find_machine_trouble(receipt: Receipt) -> str:
     """The fault of the machine that ended a probe; empty where none did."""
     if fault := find_host_fault(receipt):
         return fault
-    if receipt.failure is None or receipt.outcome is not Outcome.ERROR:
-        return ""
-    text = f"{receipt.failure.type}: {receipt.failure.message}"
-    return next((name for name in _OF_MACHINE if re.search(component_named(name).says, text)), "")
+    component = diagnose(receipt).component if receipt.outcome is Outcome.ERROR else ""
+    return component if component in _OF_MACHINE else ""
 
 
 def _find_other(receipt: Receipt, axis: str, wanted: str) -> str:

@@ -18,7 +18,7 @@ from typing import Final
 from ...diagnosis.blame import Order
 from ...diagnosis.checks import FIREWALL, USES
 from ...diagnosis.culprits import Culprit
-from ...diagnosis.next_steps import Sides, slow_step
+from ...diagnosis.next_steps import Receipts, Sides, slow_step
 from ...evidence.receipt import DEVICE_CLOCK, Machine, Outcome, Receipt, Timing, memory_limit
 from ...evidence.values import ENVIRONMENT, Cause, Frozen
 
@@ -44,8 +44,6 @@ _UNUSABLE: Final = re.compile(
 )
 _NAMES_KERNELS: Final = 5  # the first schema of receipts that names each kernel that was compiled
 
-Receipts = Mapping[str, Receipt]
-"""Receipts of one stack by module."""
 Card = tuple[str, str, str]
 """Host, GPU, driver."""
 Noise = Mapping[tuple[Card, str, str], float]

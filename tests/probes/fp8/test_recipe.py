@@ -87,14 +87,11 @@ def activations_in_e5m2(plain: Any, tensor: Any, recipe: Any, top: float, scale:
     return plain(tensor, recipe, top if is_weight else 57344.0, scale, is_weight=is_weight)
 
 
-def product_in_bf16(file: str, kind: str, gemm: int) -> Plant:
-    def make(plain: Any) -> Any:
-        def apply(rows: Any, weight: Any, bias: Any, rounder: Any, number: int, *rest: Any) -> Any:
-            return plain(rows, weight, bias, None if number == gemm else rounder, number, *rest)
+def last_expert_in_bf16(plain: Any) -> Any:
+    def apply(rows: Any, weight: Any, bias: Any, rounder: Any, number: int, *rest: Any) -> Any:
+        return plain(rows, weight, bias, None if number == 2 else rounder, number, *rest)
 
-        return apply
-
-    return changing(lambda: getattr(module(file), kind), "apply", make)
+    return apply
 
 
 def with_scale_of(change: Callable[[Any, Any], Any]) -> Plant:
@@ -108,8 +105,10 @@ FAULTS: dict[str, tuple[str, Plant, str]] = {
     "says nothing": ("mxfp8", support(False, "no."), "te-says-why"),
     "bridge lets it in": ("mxfp8", bridge_lets_it_in, "bridge-refuses"),
     "activations in E5M2": ("delayed", with_cast(activations_in_e5m2), "linear.forward.input.quantizer"),
-    "one expert in bf16": ("block", product_in_bf16("grouped_linear", "_GroupedLinear", 2),
-                           "experts.wgrad.gradient.quantizer"),
+    "one expert in bf16": (
+        "block", changing(lambda: module("grouped_linear")._GroupedLinear, "apply", last_expert_in_bf16),
+        "experts.wgrad.gradient.quantizer",
+    ),
     "scale of zeros": ("current", with_scale_of(lambda amax, scale: torch.where(amax > 0, scale, 0.5)),
                        "scale.zero.gradient"),
 }  # fmt: skip

@@ -38,8 +38,8 @@ def loading(change: Callable[[Any, dict[str, Any]], object]) -> Plant:
     return changing(lambda: module("layer").TransformerEngineBaseModule, "set_extra_state", make)
 
 
-def stays(key: str, part: str, index: int) -> Callable[[Any, Any], object]:
-    return lambda meta, before: before and getattr(meta[key], part).copy_(before[key][index])
+def history_stays(meta: Any, before: Any) -> object:
+    return before and meta["scaling_fwd"].amax_history.copy_(before["scaling_fwd"][0])
 
 
 def no_state(patch: Patch) -> None:
@@ -47,7 +47,7 @@ def no_state(patch: Patch) -> None:
 
 
 FAULTS: dict[str, tuple[Plant, str]] = {
-    "history stays": (loading(stays("scaling_fwd", "amax_history", 0)), "delayed.used.state"),
+    "history stays": (loading(history_stays), "delayed.used.state"),
     "history one row off": (
         loading(lambda meta, _: meta["scaling_bwd"].amax_history.copy_(meta["scaling_bwd"].amax_history.roll(1, 0))),
         "delayed.fresh.loaded",

@@ -23,9 +23,9 @@ from megacpp_validate.training.smoke.order import SmokeOrder
 PARTS = ("embedding", "layers.0", "layers.1", "mtp", "norm", "head")
 
 
-def new_seen(steps: int = 4) -> Trajectory:
-    """A run of two layers in which all is well."""
-    numbers = tuple(3.0 - step / 10 for step in range(steps))
+def new_seen() -> Trajectory:
+    """Four steps of a run of two layers in which all is well."""
+    numbers = tuple(3.0 - step / 10 for step in range(4))
     return Trajectory(
         numbers,
         numbers,

@@ -1,4 +1,4 @@
-"""Whom a launcher accuses, and what another launcher than the local one is told of a run."""
+"""A rank that was killed is accused, and a part without a path of Transformer Engine leaves a valid receipt."""
 
 from __future__ import annotations
 
@@ -17,23 +17,10 @@ from megacpp_validate.training.parallel.launch import RunEnd
 from megacpp_validate.training.smoke.order import SmokeOrder
 from tests.stored_receipts import make_receipt
 
-# Notes what it was given, and leaves the end of a run as its launchers do.
-SBATCH = """#!/bin/sh
-for script; do :; done
-folder=$(dirname "$(dirname "$script")")
-cp "$script" "$folder/job.sh"
-cat > "$folder/run.json" <<'END'
-{"ending": "died", "culprits": [1], "words": "rank 1 died", "seconds": 1.0,
- "ranks": [{"rank": 0, "receipt": {"rank": 0}}, {"rank": 1, "receipt": null}]}
-END
-echo Submitted batch job 7
-"""
-GONE = "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n"
 
-
-def new_bench(**settings: str) -> Bench:
-    given = {"size": "tiny", "plan": "data=2 expert_parallel=2", **settings}
-    return Bench(Order("smoke_resume", "s", Target("cpu", ""), "native", stands_on=("imports",), settings=given))
+def new_bench() -> Bench:
+    settings = {"size": "tiny", "plan": "data=2 expert_parallel=2"}
+    return Bench(Order("smoke_resume", "s", Target("cpu", ""), "native", stands_on=("imports",), settings=settings))
 
 
 @pytest.mark.parametrize(
