@@ -159,7 +159,7 @@ def plan_canary(catalog: Catalog, options: CanaryOptions) -> CanaryPlan:
     if alone and (options.tiers or stacks or options.releases[2:]):
         raise WrongArguments(
             "--all and --list belong to the static tier alone, between two releases at most. Next step: leave out "
-            "either those or --tiers, --all-installed, --environment and further releases."
+            "--all and --list, or --tiers, --all-installed, --environment and further releases."
         )
     is_te = LIBRARIES[options.library] is TE
     if (options.environment and (alone or not is_te or "static" not in tiers)) or not (is_te or tiers == ["static"]):
@@ -228,7 +228,7 @@ def compare_pairs(catalog: Catalog, releases: Sequence[str], options: CanaryOpti
     source = read_chosen(choose_roots(options.source, Path.cwd(), library), catalog, library)
     if not any(map(source.project.uses, source.project.using)) and (unread := source.project.unreadable):
         why = "".join(f"\n  {file}: {fault}" for file, fault in unread.items())
-        raise EvidenceMissing(f"Unreadable, and no other file uses {library.title}:{why}\nNext step: correct them.")
+        raise EvidenceMissing(f"No readable file uses {library.title}. Unreadable:{why}\nNext step: mend these files.")
     return tuple(
         run_pair(*read_pair(sources, old, new), source, tool=TOOL, verbose=options.verbose, requirements=needs)
         for old, new in pairwise(releases)

@@ -347,7 +347,7 @@ def _run_in_turn(
         while waiting and (answer := home / f"{waiting[0]}.json").is_file():
             yield waiting.pop(0), json.loads(answer.read_text())
         if ended.code == 0:
-            fault = f"the budget of {options.limit_s:g} s ended first. Next step: name it alone, or raise --limit"
+            fault = f"the budget of {options.limit_s:g} s ended. Next step: run the feature alone, or raise --limit"
             yield from ((name, {"fault": fault}) for name in waiting)
             return
         if waiting:

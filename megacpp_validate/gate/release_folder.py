@@ -85,7 +85,7 @@ def _refuse_run(folder: Path) -> None:
             try:
                 fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError as fault:
-                text = f"a run writes its receipts to {lock.parent}. Next step: wait for it."
+                text = f"a run writes its receipts to {lock.parent}. Next step: try again when that run has ended."
                 raise InfrastructureFailed(text) from fault
 
 

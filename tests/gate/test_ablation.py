@@ -180,7 +180,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
             ["tax", "not-judged", "no-effect"],
             "its process ended by exit 1: a library says something | no memory",
         ),
-        ("slow", ["tax", "not-judged", "not-judged"], "the budget of 900 s ended first. Next step: name it alone"),
+        ("slow", ["tax", "not-judged", "not-judged"], "the budget of 900 s ended. Next step: run the feature alone"),
     ],
 )
 def test_features_run_in_one_process_and_are_judged_one_by_one(

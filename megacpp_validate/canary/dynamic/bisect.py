@@ -378,7 +378,7 @@ def order_releases(known: Sequence[str], good: str, bad: str) -> tuple[str, ...]
     try:
         by_version = {Version(name): name for name in (*known, good, bad)}  # 2.9 and 2.9.0 are one
     except InvalidVersion as fault:
-        raise WrongArguments(f"{fault}: this is no release. Next step: give versions such as 2.17.1.") from fault
+        raise WrongArguments(f"{fault}. Next step: give versions such as 2.17.1.") from fault
     ends = Version(good), Version(bad)
     between = sorted((one for one in by_version if min(ends) <= one <= max(ends)), reverse=ends[0] > ends[1])
     return tuple(by_version[version] for version in between)
@@ -397,7 +397,7 @@ def read_axes(texts: Sequence[str]) -> dict[str, dict[str, str]]:
         lacking = [folder for folder in folders.values() if not Path(folder).is_dir()]
         if not _AXIS.fullmatch(text) or axis in (TE, *found) or lacking:
             raise WrongArguments(
-                f"{text!r} is no axis, is given twice, or names a folder that does not exist. Next step: write "
+                f"The axis {text!r} is invalid, given twice, or names a folder that does not exist. Next step: write "
                 "NAME=VERSION:DIR,VERSION:DIR, from the good end to the bad one; VERSION: alone is what the host has."
             )
         found[axis] = folders

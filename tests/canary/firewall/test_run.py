@@ -17,10 +17,9 @@ import pytest
 from megacpp_validate.canary.firewall import damage
 from megacpp_validate.canary.firewall import run as firewall
 from megacpp_validate.canary.firewall.damage import CannotBuild, Interpreter, read_interpreter
-from megacpp_validate.canary.firewall.run import FirewallCase, FirewallResult, plan_firewall, run_firewall
+from megacpp_validate.canary.firewall.run import FirewallCase, FirewallResult, run_firewall
 from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence.receipt import Outcome
 from tests.running_processes import hearing_signals
 
@@ -187,11 +186,6 @@ def test_without_torch_the_cases_that_want_it_are_not_run(
     }
     assert result.torch == "none"
     assert result.lacks
-
-
-def test_an_unknown_case_is_refused_with_the_known_ones(catalog: Catalog) -> None:
-    with pytest.raises(WrongArguments, match=r"abscent.*absent"):
-        plan_firewall(catalog, ["abscent"])
 
 
 def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
