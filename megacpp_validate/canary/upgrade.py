@@ -193,7 +193,7 @@ def _is_same(one: str, other: str) -> bool:
 def _require_different(names: Sequence[str]) -> None:
     for one, other in combinations(names, 2):
         if _is_same(one, other):
-            raise WrongArguments(f"{other} is given twice. Next step: give each release once.")
+            raise WrongArguments(f"{other} is given twice. Next step: leave out one of the two.")
 
 
 def _require_step(names: Sequence[str]) -> None:

@@ -194,7 +194,6 @@ OF_THE_HOST: Final = frozenset({"GPU hardware", "disk", "host limits", "host mem
 # library returns is a fault of the environment: both parts are intact and do not fit together.
 RULES: Final[tuple[Rule, ...]] = (
     Rule(r"undefined symbol:? [`']?(\w+)", Cause.BINARY, owned=True, seen="TE 2.14.1; DeepGEMM 0.2.1"),
-    Rule(r"symbol lookup error.*?: [`']?(\w+)", Cause.BINARY, owned=True, seen="ld.so"),
     Rule(r"[Cc]annot (?:import|load|find) symbol:? [`']?(\w+)", Cause.BINARY, owned=True, seen="ld.so"),
     Rule(r"([\w.+-]+\.so[\w.]*): cannot open shared object", Cause.ENVIRONMENT, owned=True, seen="ld.so"),
     Rule(r"([\w.+-]+\.so[\w.]*): (?:file too short|invalid ELF header|cannot read)", Cause.BINARY, owned=True,
@@ -217,7 +216,6 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(r"Torch not compiled with CUDA enabled", Cause.ENVIRONMENT, TORCH, seen="torch/cuda/__init__.py"),
     Rule(r"Refusing to load pickled", Cause.API, "FP8 state of checkpoints", seen="TE 2.17.1, pytorch/module/base.py"),
     Rule(r"dim == \S+ or dim == ", Cause.BINARY, "DeepGEMM", seen="sgl-deep-gemm 0.1.7"),
-    Rule(r"Illegal instruction", Cause.BINARY, seen="SIGILL"),
     # Whatever else the loader says of a library begins with its name.
     Rule(r"^(?:OSError|ImportError): (?:\S*/)?([\w.+-]+\.so[\w.]*): ", Cause.BINARY, owned=True,
          seen="glibc, elf/dl-load.c"),

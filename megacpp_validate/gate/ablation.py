@@ -221,7 +221,6 @@ def _read_arm(receipt: Mapping[str, Any]) -> ArmSeen:
 
 # --- Running both arms. ---
 
-ALL: Final = "all"
 MODULE: Final = "megacpp_validate.training.smoke"
 # On a GPU as wide as `scaled`, 32,768 tokens a step, so that the GPU sets the pace: medians of equal runs of `small`
 # differed by up to 28% (H200, 2026-11-22), and equal steps of 8,192 tokens by 10% (2026-11-28): the GPU waited for the
@@ -260,7 +259,7 @@ def choose_features(words: Sequence[str], posture: Posture) -> tuple[Feature, ..
     typed = [name for word in words for name in word.removeprefix("feature=").split(",") if name]
     if not typed:
         raise NothingSelected("no feature is selected. Next step: name one, as in feature=recompute, or all.")
-    return choose_rows("feature", posture.features, () if ALL in typed else typed)
+    return choose_rows("feature", posture.features, () if "all" in typed else typed)
 
 
 def plan_arms(posture: Posture, feature: Feature, options: AblationOptions) -> dict[ArmName, dict[str, Any]]:

@@ -136,7 +136,6 @@ class LossGateResult(Result):
     """What the gate decided about every recipe of a folder.
 
     Attributes:
-        tool: that decided.
         folder: whose curves were read.
         verdicts: of each cell and recipe.
     """
@@ -559,7 +558,7 @@ def _check_norms(pairs: Pairs, factor: float) -> Iterator[Check]:
                 _median(part, norms, stretch, times, least, most, skip_zeros=flushed)
                 for part, norms in of.items()
                 for stretch in stretches
-            ]  # fmt: skip
+            ]
             yield _make_check(name, seen, why)
 
 

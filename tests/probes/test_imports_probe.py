@@ -62,7 +62,7 @@ def raises_no_next_step() -> None:
 FIREWALL: dict[str, tuple[Plant, str]] = {
     "gives something while off": (putting(te.linear, "_found", (torch.nn.Linear, "")), "accessors.none"),
     "raises no next step": (putting(te.linear, "require", raises_no_next_step), "accessors.require"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("plant", "caught"), FIREWALL.values(), ids=FIREWALL)

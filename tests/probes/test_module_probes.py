@@ -32,7 +32,7 @@ from tests.probes.planting import (
     new_bench,
     putting,
     run_probe,
-)  # fmt: skip
+)
 
 # Module -> what takes its calls where Transformer Engine is not requested.
 NATIVE = {

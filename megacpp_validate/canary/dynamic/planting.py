@@ -177,9 +177,7 @@ def judge_copies(
     return tuple(faults), tuple(clean)
 
 
-def _find_trouble(
-    run: CopyRun, clean: Receipts, copy: Receipts, modules: Sequence[BridgeModule]
-) -> Trouble | None:  # fmt: skip
+def _find_trouble(run: CopyRun, clean: Receipts, copy: Receipts, modules: Sequence[BridgeModule]) -> Trouble | None:
     """Why a copy cannot be judged beside the clean one: cells are missing, or the clean one is red by itself."""
     cells = run.cells or [module.id for module in modules]
     sides = (("the clean copy", clean),) if run.cells else (("the clean copy", clean), ("this copy", copy))

@@ -252,9 +252,7 @@ class _Tier:
         target = folder / "answer.json"
         names = sorted(path.stem for path in (self.work / "bridge").glob("*/bridge/*.py") if path.stem != "__init__")
         command = [str(python), "-P", str(_CHILD), str(target), f"{self.limit_s * 0.7:g}", _PACKAGE, *names]
-        ended = run_command(
-            command, limit_s=self.limit_s, folder=folder, variables=variables, processes=self.processes
-        )  # fmt: skip
+        ended = run_command(command, limit_s=self.limit_s, folder=folder, variables=variables, processes=self.processes)
         try:
             answer = Answer.model_validate_json(target.read_bytes())
         except (OSError, ValidationError):

@@ -13,7 +13,7 @@ from megacpp_validate.canary.dynamic.planting import (
     judge_copies,
     judge_finding,
     plan_copies,
-)  # fmt: skip
+)
 from megacpp_validate.canary.dynamic.scores import FaultScore, ScoreRow, Sighting, Verdict
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.planted import Edit, Fp8Fault, TeFault

@@ -23,7 +23,7 @@ from tests.probes.planting import (
     fp8_bench,
     module,
     putting,
-)  # fmt: skip
+)
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_open", "te_double")
 KINDS = {

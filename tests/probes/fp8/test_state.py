@@ -24,7 +24,7 @@ from tests.probes.planting import (
     fp8_bench,
     module,
     plant_kernel,
-)  # fmt: skip
+)
 
 PHASES = ["first", "normal", "spike", "after-spike", "zero", "after-zero", "accumulated", "accumulated-late"]
 
