@@ -165,7 +165,7 @@ def plan_canary(catalog: Catalog, options: CanaryOptions) -> CanaryPlan:
     if (options.environment and (alone or not is_te or "static" not in tiers)) or not (is_te or tiers == ["static"]):
         raise WrongArguments(
             "--env belongs to the static tier of one step of Transformer Engine, --library to the static tier. Next "
-            "step: give OLD and NEW, or leave them out."
+            "step: leave out --env and --library, or --all, --list and other tiers."
         )
     if alone:
         return CanaryPlan(releases=options.releases)

@@ -62,7 +62,7 @@ class GateOptions:
         target, stack: ids; empty for those that all receipts share.
         commit, image, lock: required in every receipt; empty for any value that all receipts share.
         baseline: folder of receipts to compare speed and memory with.
-        signers: file of those who may sign.
+        signers: file of the allowed signers.
         unsigned: go on without a signature if there are no signers.
         accept_code: prefixes of code hashes that are accepted beside the hash of this checkout.
     """
@@ -357,13 +357,13 @@ def _compare(
     unloaded = te and receipt.outcome is Outcome.PASS and not loaded
     yield GateRule.STACK, unloaded, "it is good, and Transformer Engine was not loaded"
     others = sorted(loaded - {named}) if te and named else []
-    yield GateRule.STACK, others, f"it loaded Transformer Engine {others}, and {named} is judged"
+    yield GateRule.STACK, others, f"it loaded Transformer Engine {', '.join(others)}, and {named} is judged"
 
     ran = f"sm_{machine.capability.replace('.', '')}" if machine.capability else ""
     text = f"it ran on {machine.gpu or 'no GPU'} {ran}, and {rules.target.id} is {arch}"
     yield GateRule.TARGET, arch and ran != arch and (ran or good), text
     blank = ", ".join(name for name, value in vars(machine).items() if not (value or name == "load"))
-    yield GateRule.ENVIRONMENT, good and arch and blank, f"of the machine that it ran on no {blank} is on record"
+    yield GateRule.ENVIRONMENT, good and arch and blank, f"it does not record the {blank} of its machine"
     for rule, applies, what, has, wants in (
         (GateRule.TARGET, arch, "card", machine.gpu, first.gpu),
         (GateRule.ENVIRONMENT, kind.environment == "one", "driver", machine.driver, first.driver),

@@ -122,7 +122,7 @@ def choose_faults(faults: Sequence[_Row], release: str, wanted: Collection[str])
         lacking = ", ".join(sorted(set(wanted) - {fault.id for fault in chosen})) or "every fault"
         raise WrongArguments(
             f"{lacking}: not written for Transformer Engine {release}. Next step: choose a release that the rows of "
-            "the matrix name, or give them a text for this one."
+            "the matrix name, or add an edit for this release to the rows."
         )
     return chosen
 

@@ -55,7 +55,7 @@ def run_selftest(
         if ended.code != 0 or not runs.is_file():
             raise NoEnvironment(
                 f"The process that plants the faults ended early ({ended.how}): {ended.last_words}. Likely cause: this "
-                "environment has no torch, or this is no checkout. Next step: run `nox -s selftest` in a checkout."
+                "environment has no torch, or no checkout lies here. Next step: run `nox -s selftest` in a checkout."
             )
         found = score.read_runs(runs.read_text(encoding="utf-8"))
     result = judge_selftest(catalog, order, found)
