@@ -71,12 +71,10 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
     Raises:
         SourceUnused: nothing of the source uses Transformer Engine.
     """
-    pairs, rows, entry = read_pairs(old, new, source)
+    pairs, rows, entries = read_pairs(old, new, source)
     pairs = [replace(one, was=_resolve(old, one.before), now=_resolve(new, one.after)) for one in pairs]
     sides = (use for pair in pairs for use in (pair.before, pair.after) if use is not None)
-    surface = Surface(
-        frozenset(map(_symbol_of, sides)), tuple(pair.use for pair in pairs), rows, entry or pairs[0].use.site
-    )
+    surface = Surface(frozenset(map(_symbol_of, sides)), tuple(pair.use for pair in pairs), rows, entries)
     # Where NEW takes a way that OLD did not, what is lost on the other way is replaced.
     new_ways = (pair.use for pair in pairs if pair.before is None and pair.use.function)
     renewed = frozenset((use.module, use.function) for use in new_ways)
@@ -94,8 +92,8 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
 
 def read_pairs(
     old: Release, new: Release, source: Source
-) -> tuple[list[Pair], tuple[str, ...], SourceLine | None]:  # fmt: skip
-    """Every use under either release, the rows of the verdict in dependency order, and the first import."""
+) -> tuple[list[Pair], tuple[str, ...], dict[str, SourceLine]]:  # fmt: skip
+    """Every use under either release, the rows of the verdict in dependency order, and the first import of each row."""
     readers = [Interpreter(source, release) for release in (old, new)]
     one, other = (reader.read() for reader in readers)
     unnamed = readers[0].named - readers[1].named  # what the code names under the old release alone is not reached
@@ -120,7 +118,7 @@ def read_pairs(
         )
     used = {pair.use.module for pair in pairs}
     order = source.order or tuple(row for row in (readers[1].order | readers[0].order) if row in used)
-    return pairs, order, readers[1].entry
+    return pairs, order, readers[1].entries
 
 
 def _stands_in(use: Use, named: Collection[tuple[str, str]]) -> bool:
@@ -361,9 +359,9 @@ class _Comparison:
 
     def import_time(self) -> Iterator[Met]:
         """What importing Transformer Engine itself meets."""
-        use = next(iter(self.surface.uses))
+        first, use = self.surface.module_order[0], self.surface.uses[0]
+        use = replace(use, module=first, site=self.surface.entries.get(first, use.site))
         anchor = Symbol(self.old.library.roots[0], "")
-        use = replace(use, module=self.surface.module_order[0], site=self.surface.entry)
         for change in compare_import_time(self.old, self.new):
             ends = change.impact is Impact.BREAKING  # nothing of the bridge has Transformer Engine then
             for module in self.surface.module_order if ends else (use.module,):

@@ -88,7 +88,7 @@ class Expressions(ABC):
     def __init__(self, source: Source, release: Release) -> None:
         self.source, self.project, self.release = source, source.project, release
         self.uses: dict[Key, list[Use]] = {}
-        self.entry: SourceLine | None = None  # the first import of Transformer Engine
+        self.entries: dict[str, SourceLine] = {}  # row -> its first import of Transformer Engine
         self.order: dict[str, None] = {}  # rows, each after those that it imports
         self.near: tuple[SourceFile, ...] = ()  # files that take what comes from Transformer Engine from others
         self._kinds: dict[str, dict[str, ast.expr]] = {}  # annotations that a module has a name for

@@ -374,9 +374,9 @@ class Interpreter(Calls):
     _do_importfrom = _do_import
 
     def _note_entry(self, node: ast.stmt, names: Names) -> None:
-        shown = self.source.shown_below + names.file.shown
-        if self.entry is None or (self.entry.file == shown and node.lineno < self.entry.line):
-            self.entry = SourceLine(file=shown, line=node.lineno)
+        row = self.source.row_of(names.file)
+        here = SourceLine(file=self.source.shown_below + names.file.shown, line=node.lineno)
+        self.entries[row] = min(here, self.entries.get(row, here), key=lambda one: (one.file, one.line))
 
     def _import_module(self, alias: ast.alias, node: ast.stmt, names: Names) -> None:
         first = alias.name.partition(".")[0]

@@ -32,7 +32,9 @@ def lazy_target(tree: ast.Module, module: str, name: str) -> str | None:
         if isinstance(node, ast.Dict):
             if found_in := _from_table(node, module, name):
                 return found_in
-            is_readable |= any(isinstance(v, ast.List | ast.Tuple) or _is_text(v) for v in node.values)
+            is_readable |= any(
+                isinstance(v, ast.List | ast.Tuple) or isinstance(getattr(v, "value", None), str) for v in node.values
+            )
         elif isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
             is_readable |= any(isinstance(n, ast.If) and isinstance(n.test, ast.Compare) for n in node.body)
     return "" if is_readable else None
@@ -58,10 +60,6 @@ def _texts_of(tree: ast.Module, group: ast.expr) -> set[object]:
             group = node.value
     elements = group.keys if isinstance(group, ast.Dict) else getattr(group, "elts", [group])
     return {element.value for element in elements if isinstance(element, ast.Constant)}
-
-
-def _is_text(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _from_table(node: ast.Dict, module: str, name: str) -> str:

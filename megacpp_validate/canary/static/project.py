@@ -75,6 +75,7 @@ class Project:
         self.files: dict[str, SourceFile] = {}
         self._trees: dict[str, ast.Module | None] = {}
         self._texts: dict[str, str] = {}
+        self._tops = {_top(root if root.is_dir() else root.parent).name for root in roots}
         for root in roots:
             if not root.exists():
                 raise SourceUnreadable(f"there is no {root}. Likely cause: a typing error. Next step: check --source.")
@@ -138,7 +139,8 @@ class Project:
 
     def find(self, dotted: str) -> SourceFile | None:
         """The file of a module by its dotted name, from any folder of the tree on (`src/`, a repository's root)."""
-        return self.files.get(dotted) or self._by_end.get(dotted)
+        top, _, below = dotted.partition(".")  # `--source megatron` of a package without an `__init__.py`
+        return self.files.get(dotted) or self._by_end.get(dotted) or self.files.get(below if top in self._tops else "")
 
     @cached_property
     def _by_end(self) -> dict[str, SourceFile | None]:
@@ -186,19 +188,21 @@ def _python_files(root: Path) -> Iterator[Path]:
                 yield path
 
 
+def _top(root: Path) -> Path:
+    """The folder that the names of modules below a root are relative to."""
+    folder = Path(os.path.abspath(root))  # noqa: PTH100 - `resolve` would follow links, `absolute` keeps ".."
+    while (folder / "__init__.py").is_file() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
 def _describe(path: Path, root: Path, shown_from: Path | None) -> SourceFile:
     place = Path(os.path.abspath(path))  # noqa: PTH100 - `resolve` would follow links, `absolute` keeps ".."
     is_below = shown_from is not None and place.is_relative_to(shown_from)
     shown = (place.relative_to(shown_from) if is_below and shown_from else path.relative_to(root)).as_posix()
     is_package = path.name == "__init__.py"
-    parts = [] if is_package else [path.stem]
-    folder = path.parent
-    while (folder != root and root in folder.parents) or (
-        (folder / "__init__.py").is_file() and folder != folder.parent
-    ):
-        parts.insert(0, folder.name)
-        folder = folder.parent
-    return SourceFile(path, shown, ".".join(parts) or path.parent.name, is_package)
+    parts = place.relative_to(_top(root)).with_suffix("").parts
+    return SourceFile(path, shown, ".".join(parts[:-1] if is_package else parts), is_package)
 
 
 @dataclass(frozen=True)

@@ -332,7 +332,9 @@ def _held(release: Release, member: griffe.Object) -> Shape:
     if isinstance(member, griffe.Class):
         return Shape("class", member)
     value = member.value if isinstance(member, griffe.Attribute) else None
-    if isinstance(value, griffe.ExprCall) and "class-attribute" in member.labels and not is_enumeration(member.parent):
+    bases = member.parent.bases if isinstance(member.parent, griffe.Class) else ()
+    is_enumeration = any(str(base).endswith(("Enum", "Flag")) for base in bases)
+    if isinstance(value, griffe.ExprCall) and "class-attribute" in member.labels and not is_enumeration:
         found = release.in_scope(member.module, str(value.function))
         if isinstance(found, Found) and isinstance(found.obj, griffe.Class):
             return Shape("instance", found.obj)
@@ -388,11 +390,6 @@ def _above(release: Release, function: griffe.Function, lineage: Sequence[griffe
         if isinstance(method, griffe.Function):
             return signature_of(release, Shape("function", method, bound=True), rest[index:])
     return None
-
-
-def is_enumeration(holder: object) -> bool:
-    """Whether a class is an enumeration."""
-    return isinstance(holder, griffe.Class) and any(str(base).endswith(("Enum", "Flag")) for base in holder.bases)
 
 
 @once_per_node

@@ -123,13 +123,13 @@ class Surface:
         symbols: what it names, under either release.
         uses: in the order of the files and lines.
         module_order: bridge module ids in dependency order.
-        entry: where Transformer Engine is imported first.
+        entries: module -> where it first imports Transformer Engine itself.
     """
 
     symbols: frozenset[Symbol]
     uses: tuple[Use, ...]
     module_order: tuple[str, ...]
-    entry: SourceLine
+    entries: Mapping[str, SourceLine]
 
 
 _NEVER_NONE = frozenset(

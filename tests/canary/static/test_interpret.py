@@ -289,6 +289,7 @@ ASKS = {
     "dictionary": "if 'f' in te.__dict__:",
     "parameters": "import inspect\nif 'old' in inspect.signature(te.g).parameters:",
     "not-listed": "if 'f' not in dir(te):\n    pass\nelse:",
+    "of-a-package-without-init": "from tree.sub.guards import is_old\nif is_old():",  # the tree itself is the package
 }
 
 
@@ -296,7 +297,8 @@ ASKS = {
 def test_a_guard_of_the_release_is_evaluated(guard: str, tmp_path: Path) -> None:
     old = {"pytorch/__init__.py": "def f(): ...\ndef g(old=1): ...", "pytorch/deep.py": ""}
     code = f"{HEAD}import transformer_engine\nfrom packaging.version import Version\nV = transformer_engine.__version__\n{guard}\n    te.f()"
-    result = compare_source(tmp_path, old, "def g(): ...", {"a.py": code})
+    guards = "import transformer_engine as te\nfrom packaging.version import Version\ndef is_old(): return Version(te.__version__) < Version('2.0')"
+    result = compare_source(tmp_path, old, "def g(): ...", {"a.py": code, "sub/guards.py": guards})
     assert [(one.kind, one.impact) for one in result.findings] == []
     plain = compare_source(tmp_path / "plain", old, "def g(): ...", {"a.py": f"{HEAD}te.f()"})
     assert [one.kind for one in plain.findings] == ["removed"]
