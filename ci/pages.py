@@ -6,14 +6,17 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from megacpp_validate.canary.dynamic.scores import FaultScore
-from megacpp_validate.catalog.bridge import read_catalog
-from megacpp_validate.environments.host_session import SmokeSession
+from megacpp_validate.catalog.bridge import ProbeCell, read_catalog
+from megacpp_validate.environments.host_session import SessionResult, SmokeSession
 from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.gate.ablation import AblationResult, FeatureAblation
+from megacpp_validate.gate.fp8 import Fp8Result
+from megacpp_validate.gate.loss import judge_folder
 from megacpp_validate.jitcache.prewarm import PrewarmResult
 from megacpp_validate.report.describe.scores import describe_ablation, describe_planted
 from megacpp_validate.report.describe.session import describe_session
@@ -69,17 +72,27 @@ def render_kernels() -> str:
     return f"Compiled to cubins and run on no device ({versions}):\n\n" + "\n".join(lines) + "\n"
 
 
-def render_smoke() -> str:
-    """The cells of the smoke run that have a receipt of an H200, as one session."""
-    folders = (EVIDENCE / "smoke" / name for name in ("one_gpu", "two_gpus"))
-    found = {one.probe: one for folder in folders for one in read_receipts(folder).found.values()}
-    receipts = tuple(found[cell.id] for cell in read_catalog().smoke if cell.id in found)
-    session = SmokeSession(
+def read_session(cells: Sequence[ProbeCell], interpreter: str, *folders: str) -> SessionResult:
+    """The cells that have a receipt of an H200, as one session."""
+    found = {one.probe: one for folder in folders for one in read_receipts(EVIDENCE / folder).found.values()}
+    receipts = tuple(found[cell.id] for cell in cells if cell.id in found)
+    return SessionResult(
         tool="", target=receipts[0].target, stack=receipts[0].stack, requested=receipts[0].requested,
-        requested_because=receipts[0].requested_because, interpreter="One or two H200s for each cell",
-        folder="docs/evidence/smoke", seed=0, seconds=sum(one.seconds["total"] for one in receipts), receipts=receipts,
+        requested_because=receipts[0].requested_because, interpreter=interpreter, seed=0, receipts=receipts,
+        folder=" and ".join(f"docs/evidence/{folder}" for folder in folders),
+        seconds=sum(one.seconds["total"] for one in receipts),
     )  # fmt: skip
-    return render_terminal(describe_session(session))
+
+
+def render_sessions() -> dict[str, str]:
+    """Page -> text, of the smoke run and of FP8 on two releases."""
+    catalog = read_catalog()
+    smoke = read_session(catalog.smoke, "One or two H200s for each cell", "smoke/one_gpu", "smoke/two_gpus")
+    pages: dict[str, list[SessionResult]] = {"moe_smoke_h200.txt": [SmokeSession(**dict(smoke))], "fp8_h200.txt": []}
+    for folder in ("fp8/te2.20.2", "fp8/te2.12.0"):
+        session = read_session(catalog.fp8_cells, "One H200", folder)
+        pages["fp8_h200.txt"].append(Fp8Result(**dict(session), loss=judge_folder(EVIDENCE / folder).verdicts))
+    return {page: "\n".join(render_terminal(describe_session(one)) for one in found) for page, found in pages.items()}
 
 
 def run_verb(words: str) -> str:
@@ -91,7 +104,7 @@ def run_verb(words: str) -> str:
 def main() -> int:
     """Write the pages that are named, or all, in 100 columns and without spaces at the ends of lines."""
     os.environ["COLUMNS"] = "100"
-    scores = render_scores() | {"kernels.md": render_kernels(), "moe_smoke_h200.txt": render_smoke()}
+    scores = render_scores() | render_sessions() | {"kernels.md": render_kernels()}
     for page in sys.argv[1:] or (*VERBS, *scores):
         text = run_verb(VERBS[page]) if page in VERBS else scores[page]
         lines = "".join(f"{line.rstrip()}\n" for line in text.splitlines())

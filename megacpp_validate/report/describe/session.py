@@ -39,6 +39,7 @@ def describe_session(result: SessionResult) -> Document:
     machine = next((one.machine for one in receipts if one.machine.python), Machine())
     cases = [describe_receipt(receipt, group=group) for receipt in receipts]
     extra = list(_describe_extra(result, group))
+    unmet = [case for case in extra if case.mark.tone is not Tone.GOOD]
     shown = [
         case
         for receipt, case in zip(receipts, cases, strict=True)
@@ -54,7 +55,7 @@ def describe_session(result: SessionResult) -> Document:
         _tabulate(receipts),
         *describe_training((receipt.probe, receipt, run) for receipt in trained for run in find_main_runs(receipt)),
         *(shown[:1] if nothing_ran else shown),  # one machine, one reason
-        *(case for case in extra if case.mark.tone is not Tone.GOOD),
+        *unmet,
         Details("Loss curves of FP8 beside BF16", tuple(map(draw_loss_curves, curves))),
         *(Details(f"{one.probe}: {count(one.checks, 'check')}", (tabulate_checks(one.checks),)) for one in receipts),
         Paragraph(f"{result.interpreter}; {result.seconds:.1f} s. Receipts and logs: `{result.folder or 'not kept'}`."),
@@ -65,7 +66,7 @@ def describe_session(result: SessionResult) -> Document:
     elif nothing_ran:
         summary = f"did not run: {first_sentence(find_cause(receipts[0])).rstrip('.')}"
     else:
-        summary = f"{'does not hold' if result.exit else 'holds'}: {clean_line(sum_up([*cases, *extra]))}"
+        summary = f"{'does not hold' if result.exit else 'holds'}: {clean_line(sum_up([*cases, *unmet]))}"
     title = f"{name} of {result.stack} on {result.target}"
     return Document(title, f"{name} {summary}.", mark, blocks, (*cases, *extra))
 
