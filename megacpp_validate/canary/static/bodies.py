@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from .syntax_nodes import children, once_per_node, parameters_of, statements_in, walk
+from .syntax_nodes import children, once_per_node, parameters_of, walk
 
 
 def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
@@ -279,7 +279,7 @@ def _passed(statement: ast.If) -> list[Test]:
 
 def _may_leave(statement: ast.stmt) -> bool:
     """Whether a statement may return from the function in a way that no single test tells."""
-    return isinstance(statement, ast.Return) or any(isinstance(s, ast.Return) for s in _own_statements(statement))
+    return isinstance(statement, ast.Return) or any(isinstance(s, ast.Return) for s in _own_nodes(statement))
 
 
 def default_meanings(node: ast.AST | None) -> dict[str, str]:
@@ -299,10 +299,10 @@ def _replacement(node: ast.AST) -> tuple[str, ast.expr | None]:
     match node:
         case ast.If(test=test, body=[ast.Assign(targets=[target], value=value)]):
             name = ast.unparse(target).removeprefix("self.")
-            return (name, value) if _tested(test) == (name, True) else ("", None)
-        case ast.IfExp(test=test, body=value, orelse=ast.Name(id=other)) if _tested(test) == (other, True):
+            return (name, value) if tested(test) == (name, True) else ("", None)
+        case ast.IfExp(test=test, body=value, orelse=ast.Name(id=other)) if tested(test) == (other, True):
             return other, value
-        case ast.IfExp(test=test, body=ast.Name(id=other), orelse=value) if _tested(test) == (other, False):
+        case ast.IfExp(test=test, body=ast.Name(id=other), orelse=value) if tested(test) == (other, False):
             return other, value
         case ast.BoolOp(op=ast.Or(), values=[ast.Name(id=name), value]) if not isinstance(
             value, ast.Name | ast.Compare
@@ -311,7 +311,7 @@ def _replacement(node: ast.AST) -> tuple[str, ast.expr | None]:
     return "", None
 
 
-def _tested(test: ast.expr) -> tuple[str, bool]:
+def tested(test: ast.expr) -> tuple[str, bool]:
     """The name that a test is about, and whether the test holds where that is None or empty."""
     match test:
         case ast.Compare(
@@ -329,7 +329,7 @@ def returned_values(node: ast.AST | None) -> list[ast.expr | None]:
     """What a function's own `return` statements give."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return []
-    return [found.value for found in _own_statements(node) if isinstance(found, ast.Return)]
+    return [found.value for found in _own_nodes(node) if isinstance(found, ast.Return)]
 
 
 @once_per_node
@@ -355,13 +355,6 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
             continue
         yield child
         yield from _own_nodes(child)
-
-
-def _own_statements(node: ast.AST) -> Iterator[ast.stmt]:
-    for statement in statements_in(node):
-        if not isinstance(statement, _DEFINITIONS):
-            yield statement
-            yield from _own_statements(statement)
 
 
 def texts_in(node: ast.AST | None) -> frozenset[str]:

@@ -6,16 +6,19 @@ import ast
 import re
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from . import bodies
 from .expressions import Access, Expressions, Lacking
 from .interpreted import (
     ANYTHING,
     NOTHING,
+    UNTOLD,
     Class,
     Const,
     External,
@@ -356,8 +359,22 @@ class Calls(Expressions):
                     if isinstance(one, Vendor):
                         self._note_call(one, call.node, call.names, first=1, partial=True)
                 return called
-        known = self._call_about_release(callee.path.rpartition(".")[2], call) or container_of(callee.path, call.given)
+        name = callee.path.rpartition(".")[2]
+        known = self._call_about_release(name, call) or container_of(callee.path, call.given)
+        texts = [str(one.value) for values in call.given for one in values if isinstance(one, Const)]
+        if known is None and self.release.library.names_version("_".join((name, *texts))):
+            return frozenset({UNTOLD}) if self._divides(texts) else ANYTHING
         return known or call_external(callee.path, call.given)
+
+    def _divides(self, texts: list[str]) -> bool:
+        """Whether the versions that a check is given can tell the two releases apart; True where that is not known.
+
+        A check of a version that both releases are newer than, or both older, gives the same under both.
+        """
+        with suppress(ValueError):
+            low, high = sorted(map(Version, self.versions))
+            return not texts or any(low <= Version(one) <= high for one in texts)
+        return True
 
     def _call_about_release(self, name: str, call: Call) -> Values | None:
         """What a function of Python gives by which a project asks what a release has; None for any other."""

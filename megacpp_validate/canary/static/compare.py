@@ -81,8 +81,8 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
     # Where OLD has no such symbol and the code insists on it, OLD fails there, too; at import, the file does.
     failing: set[SourceLine | str] = set()
     for pair in pairs:
-        is_insisted = pair.use.kind is UseKind.NAME and pair.before is not None and not pair.before.optional
-        if is_insisted and pair.was is None:
+        is_insisted = pair.before is not None and not (pair.before.optional or pair.before.is_guarded)
+        if pair.use.kind is UseKind.NAME and is_insisted and pair.was is None:
             failing |= {pair.use.site} if pair.use.function else {pair.use.site, pair.use.site.file}
     comparison = _Comparison(old, new, surface, renewed, failing)
     changes = [met for pair in pairs for met in comparison.changes(pair)]
@@ -94,7 +94,7 @@ def read_pairs(
     old: Release, new: Release, source: Source
 ) -> tuple[list[Pair], tuple[str, ...], dict[str, SourceLine]]:  # fmt: skip
     """Every use under either release, the rows of the verdict in dependency order, and the first import of each row."""
-    readers = [Interpreter(source, release) for release in (old, new)]
+    readers = [Interpreter(source, release, (old.version, new.version)) for release in (old, new)]
     one, other = (reader.read() for reader in readers)
     unnamed = readers[0].named - readers[1].named  # what the code names under the old release alone is not reached
     pairs: list[Pair] = []
@@ -109,11 +109,9 @@ def read_pairs(
         pairs += itertools.starmap(Pair, itertools.zip_longest(before, after))
     if not pairs:
         known = source.project
-        named = [file.shown for file in known.using if not known.uses(file)] or [file.shown for file in known.using]
-        only = f" ({', '.join(named[:3])} names it in comments or texts only)" if named else ""
         unread = f" Not judged: {', '.join(known.unreadable)}." if known.unreadable else ""
         raise SourceUnused(
-            f"None of {len(known.files)} Python files that could be read uses {old.library.title}{only}.{unread} "
+            f"None of {len(known.files)} Python files that could be read uses {old.library.title}.{unread} "
             f"Next step: nothing, or give the folder that holds `import {old.library.package}` as --source."
         )
     used = {pair.use.module for pair in pairs}

@@ -50,21 +50,15 @@ def can_fire(tests: Iterable[Test], known_at: Callable[[int], Mapping[str, Argum
     seen: set[bool | None] = set()
     for combination in itertools.islice(itertools.product(*choices.values()), _MOST_COMBINATIONS):
         chosen = dict(zip(choices, combination, strict=True))
-        outcomes = {_comes_out(test, known, chosen) for test, known in asked}
+        outcomes = set[bool | None]()
+        for test, known in asked:
+            values = {name: chosen[name, repr(one)] for name, one in known.items() if (name, repr(one)) in chosen}
+            never_none = {name for name, one in known.items() if one.never_none} - values.keys()
+            value = _evaluate(test.expression, values, never_none)
+            outcomes.add(None if value is None else value is test.wanted)
         seen.add(False if False in outcomes else None if None in outcomes else True)
     # Which of several values the code gives is not known.
     return None if None in seen or len(seen) > 1 else True in seen
-
-
-def _comes_out(
-    test: Test, known: Mapping[str, Argument], chosen: Mapping[tuple[str, str], object]
-) -> bool | None:  # fmt: skip
-    """Whether a test comes out as wanted for one choice of values."""
-    keys = {name: (name, repr(argument)) for name, argument in known.items()}
-    values = {name: chosen[key] for name, key in keys.items() if key in chosen}
-    never_none = {name for name, argument in known.items() if argument.never_none and name not in values}
-    value = _evaluate(test.expression, values, never_none)
-    return None if value is None else value is test.wanted
 
 
 def _evaluate(node: ast.expr, values: Mapping[str, object], never_none: set[str]) -> bool | None:

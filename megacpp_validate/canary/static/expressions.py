@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -85,8 +85,9 @@ class Access:
 class Expressions(ABC):
     """Reads expressions: one method a kind of syntax (`_of_...`), one a kind of owner of an attribute (`_in_...`)."""
 
-    def __init__(self, source: Source, release: Release) -> None:
+    def __init__(self, source: Source, release: Release, versions: Collection[str] = ()) -> None:
         self.source, self.project, self.release = source, source.project, release
+        self.versions = versions  # of both releases that are compared
         self.uses: dict[Key, list[Use]] = {}
         self.entries: dict[str, SourceLine] = {}  # row -> its first import of Transformer Engine
         self.order: dict[str, None] = {}  # rows, each after those that it imports
@@ -373,8 +374,6 @@ class Expressions(ABC):
 
     _of_setcomp = _of_generatorexp = _of_dictcomp = _of_listcomp
 
-    # --- attributes -------------------------------------------------------------------------------------------
-
     def _member(self, owner: Value, at: Access) -> Values:
         """What an attribute of a value can be."""
         if isinstance(owner, Import):  # what else such an object has says why the import failed
@@ -405,6 +404,10 @@ class Expressions(ABC):
         below = self.project.find(f"{owner.file.module}.{at.attr}")
         if found is None and below is not None:
             return frozenset({ProjectModule(below)})
+        if found is None and self.release.library.names_version(
+            at.attr
+        ):  # the name of another file ends like that of its module
+            return frozenset({External(at.attr)})
         return found if found is not None else self._of_stars(at.attr, self.module(owner.file), at.node) or ANYTHING
 
     def _in_instance(self, owner: Instance, at: Access) -> Values:
@@ -511,7 +514,9 @@ class Expressions(ABC):
                 left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(None)]
             ):
                 is_none = isinstance(op, ast.Is) is wanted
-                return self._keep(name, names, lambda one: isinstance(one, Unknown) or _is_none(one) is is_none)
+                return self._keep(
+                    name, names, lambda v: isinstance(v, Unknown) or (v in NOTHING or isinstance(v, Missing)) is is_none
+                )
             case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=name), kind]) if wanted:
                 known = self._object_of(kind, names)
                 if known and known != ANYTHING:
@@ -571,10 +576,6 @@ class Expressions(ABC):
         if left != known and left:
             names.names[name] = left
         return bool(left)
-
-
-def _is_none(value: Value) -> bool:
-    return value == Const(None) or isinstance(value, Missing)
 
 
 def _of_values(values: Values) -> Argument | None:

@@ -187,16 +187,8 @@ def _is_new_kind(test: bodies.Test, old: Release, function: griffe.Function) -> 
 
 def _asks_for(test: bodies.Test, origins: Mapping[str, set[str]], features: set[str]) -> bool:
     """Whether a test holds only where one of `features` was asked for: `x is not None`, or `x` itself."""
-    match test.expression:
-        case ast.Compare(
-            left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=None)]
-        ):
-            wanted = isinstance(op, ast.IsNot)
-        case ast.Name(id=name):
-            wanted = True
-        case _:
-            return False
-    return test.wanted is wanted and bool(origins.get(name, {name}) & features)
+    name, is_left_out = bodies.tested(test.expression)
+    return bool(name) and test.wanted is not is_left_out and bool(origins.get(name, {name}) & features)
 
 
 def _stored_in(stored: Mapping[str, str], node: ast.expr) -> ast.expr | None:

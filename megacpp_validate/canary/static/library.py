@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +34,12 @@ class Library:
         """Whether a name belongs to the library. A single root is all of it: others may share the package."""
         owned = self.package if len(self.roots) > 1 else self.roots[0]
         return f"{dotted}.".startswith(f"{owned}.")
+
+    def names_version(self, text: str) -> bool:
+        """Whether the name and the texts of a call of code that is not in the tree say that it reads the version."""
+        words = re.split("[^a-z]+", text.lower())
+        short = "".join(word[0] for word in self.package.split("_"))  # `is_te_min_version`
+        return not {"version", "versions"}.isdisjoint(words) and (short in words or self.package in "_".join(words))
 
     def is_opaque(self, module: str) -> bool:
         """Whether the names of a module are not known."""

@@ -440,17 +440,13 @@ def _is_dotted(text: str) -> bool:
 
 def forwarded_to(release: Release, function: griffe.Function) -> Found | None:
     """What a function hands all of `*args, **kwargs` to, where it takes nothing else and returns what that gives."""
-    match release.node_of(function):
-        case ast.FunctionDef(
-            args=ast.arguments(
-                posonlyargs=[], args=[], kwonlyargs=[], vararg=ast.arg(arg=many), kwarg=ast.arg(arg=named)
-            ),
-            body=[*_, ast.Return(value=ast.Call() as call)],
-        ) if ([*map(ast.unparse, call.args)], [*map(ast.unparse, call.keywords)]) == ([f"*{many}"], [f"**{named}"]):
-            dotted = ast.unparse(call.func)
-            found = release.in_scope(function.module, dotted) if _is_dotted(dotted) else None
-            return found if isinstance(found, Found) and found.obj is not function else None
-    return None
+    node = release.node_of(function)
+    if not isinstance(node, ast.FunctionDef) or not all(p.kind in _VARIADIC for p in function.parameters):
+        return None
+    target = bodies.handed_on_to(node)
+    dotted = ast.unparse(target) if target is not None else ""
+    found = release.in_scope(function.module, dotted) if _is_dotted(dotted) else None
+    return found if isinstance(found, Found) and found.obj is not function else None
 
 
 def applied_of(release: Release, attribute: griffe.Object) -> griffe.Function | None:

@@ -258,6 +258,12 @@ LOST = {
     "keyword-beside-a-guard": (HEAD + "import transformer_engine\nkw = {'old': 1}\nif helper(transformer_engine.__version__):\n    kw['new'] = 1\nte.g(**kw)", {"parameter-removed breaking"}),
     "keyword-that-the-new-release-wants": (MINIMUM + HEAD + "kw = {'old': 1} if not is_te_min_version('2.0') else {'new': 1}\nte.h(**kw)", set()),
     "guard-of-something-else": (HEAD + "import torch\nif helper(torch.__version__):\n    te.f()", {"removed breaking"}),
+    "guard-of-another-package": ("from megatron.core.utils import is_te_min_version\n" + HEAD + "if not is_te_min_version('1.5', check_equality=False):\n    te.f()", {"removed risk guarded"}),
+    "guard-of-another-package-by-its-texts": ("import utils\n" + HEAD + "if utils.compare_versions('transformer-engine', '<', '2.0'):\n    te.f()", {"removed risk guarded"}),
+    "guard-of-another-package-in-both-ways": ("from megatron.core.utils import is_te_min_version\nif is_te_min_version('2.0'):\n    from transformer_engine.pytorch import new\nelse:\n    from transformer_engine.pytorch import f", {"removed risk guarded"}),
+    "guard-of-another-package-that-cannot-tell": ("from megatron.core.utils import is_te_min_version\n" + HEAD + "if is_te_min_version('0.9'):\n    te.f()", {"removed breaking"}),
+    "guard-of-a-package-of-which-the-tree-has-a-part": ("from plugin.guards import is_te_min_version\n" + HEAD + "if not is_te_min_version('1.5'):\n    te.f()", {"removed risk guarded"}),
+    "guard-of-something-else-by-name": ("from megatron.core.utils import is_torch_min_version\n" + HEAD + "if is_torch_min_version('1.5'):\n    te.f()", {"removed breaking"}),
     "guard-known-beside-something-else": (MINIMUM + HEAD + "def f(config):\n    if config.fp8 and is_te_min_version('1.0'):\n        te.f()", {"removed breaking"}),
     "asked-for": (HEAD + "if hasattr(te, 'f'):\n    te.f()\nelse:\n    te.g()", set()),
     "type-checking": ("from typing import TYPE_CHECKING\nimport transformer_engine.pytorch\nif TYPE_CHECKING:\n    from transformer_engine.pytorch import f", set()),
@@ -268,7 +274,9 @@ LOST = {
 def test_a_lost_import_is_one_finding(code: str, wanted: set[str], tmp_path: Path) -> None:
     both = "def f(): ...\ndef g(old=0, new=0): ...\ndef h(old=0, new=0): ..."
     old = {"pytorch/__init__.py": both, "pytorch/deep.py": ""}
-    findings = compare_source(tmp_path, old, "def g(new=0): ...\ndef h(*, new): ...", {"a.py": code}).findings
+    findings = compare_source(
+        tmp_path, old, "def g(new=0): ...\ndef h(*, new): ...", {"a.py": code, "x/plugin/guards.py": ""}
+    ).findings
     assert {" ".join(filter(None, (one.kind, one.impact, one.doubt))) for one in findings} == wanted
 
 
