@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import griffe
@@ -58,14 +59,9 @@ def compare_deprecations(
             continue  # it is not about anything that the bridge passes
         if can_fire(notice.tests, lambda line: known_inside(function, given, line)) is False:
             continue
-        yield Change(
-            ChangeKind.DEPRECATED,
-            Impact.RISK,
-            parameter=named,
-            after=SourceLine(file=str(after.filepath), line=notice.line),
-            old=notice.condition,
-            new=notice.message,
-        )
+        where = SourceLine(file=str(after.filepath), line=notice.line)
+        deprecated = Change(ChangeKind.DEPRECATED, Impact.RISK, parameter=named, after=where)
+        yield replace(deprecated, old=notice.condition, new=notice.message)
 
 
 def _default_meanings(
@@ -128,16 +124,12 @@ def compare_returns(
     lengths -= never if lengths - {wanted, None} <= never and lengths - never else set()
     where = SourceLine(file=str(after.filepath), line=after.lineno or 1)
     wrong, before_all = lengths - {wanted, None}, {r.length for r in one}
+    impact = Impact.BREAKING if lengths == wrong else Impact.RISK  # else some way through the function gives as many
     if wrong and (before_all == {wanted} or (lengths == wrong and _may_have_given(wanted, before_all, before))):
-        yield Change(
-            ChangeKind.RETURN_CHANGED,
-            Impact.BREAKING if lengths == wrong else Impact.RISK,  # else some way through the function gives them
-            after=where,
-            old=f"{wanted} value(s)",
-            new=f"{', '.join(str(n) for n in sorted(filter(None, wrong)))} value(s)",
-        )
+        numbers = ", ".join(str(n) for n in sorted(filter(None, wrong)))
+        changed = Change(ChangeKind.RETURN_CHANGED, impact, after=where)
+        yield replace(changed, old=f"{wanted} value(s)", new=f"{numbers} value(s)")
     elif not use.unpack and (pair := _joined(old, new, before, after)):
-        impact = Impact.BREAKING if lengths == wrong else Impact.RISK  # else some way through gives one still
         yield Change(ChangeKind.RETURN_CHANGED, impact, after=where, old=ast.unparse(pair[0]), new=ast.unparse(pair[1]))
     if use.unpack and len(one) == len(other) == 1:
         (was,), (now,) = one, other

@@ -73,7 +73,7 @@ def compare_guards(before: Consumed, after: Consumed, passed: Passed) -> Iterato
         same = [one for one in known if (one.kind == "warn", one.condition) == (guard.kind == "warn", guard.condition)]
         if same and not (fires and all(old_view.can_fire(one) is False for one in same)):
             continue  # it was there before, and it is not only now that this call runs into it
-        own = view.own_tests_of(reached)
+        own = tests[len(tests) - len(reached.own) :]  # those in the function that holds the guard
         # A helper that raises whatever it is given is about what leads to its call, and what it lets pass before.
         about = own if any(not test.passed_by for test in own) or not reached.through else tests
         concerned = view.concerned_by(about) or (view.concerned_by(own, passed=True) if reached.through else set())
@@ -140,11 +140,6 @@ class _View:
             self._tests[guard] = rewritten(partial(_stored_in, self._stored), guard.tests)
         return self._tests[guard]
 
-    def own_tests_of(self, reached: Reached) -> tuple[bodies.Test, ...]:
-        """The same of the tests that stand in the function which holds the guard."""
-        tests = self.tests_of(reached.guard)
-        return tests[len(tests) - len(reached.own) :]
-
     def concerned_by(self, tests: Iterable[bodies.Test], *, passed: bool = False) -> set[str]:
         """The parameters that the call passes and that the enclosing tests are about; with `passed` the others."""
         origins = self.far if passed else self.near
@@ -178,10 +173,9 @@ def _is_new_kind(test: bodies.Test, old: Release, function: griffe.Function) -> 
         case bodies.Test(ast.Call(func=ast.Name(id=name), args=[_, *_]), wanted=True) if "is_" in name:
             kind = name.partition("is_")[2]  # `_is_nvfp4_row_scaled_tensor(a)`
             return not any(kind in old.text(file) for file in old.files())
-        case bodies.Test(ast.BoolOp(op=ast.And(), values=values), wanted=False):
-            return all(_is_new_kind(bodies.Test(value, False), old, function) for value in values)
-        case bodies.Test(ast.BoolOp(op=ast.And(), values=values), wanted=True):
-            return any(_is_new_kind(bodies.Test(value, True), old, function) for value in values)
+        case bodies.Test(ast.BoolOp(op=ast.And(), values=values), wanted=wanted):
+            parts = (_is_new_kind(bodies.Test(value, wanted), old, function) for value in values)
+            return any(parts) if wanted else all(parts)
     return False
 
 
@@ -221,18 +215,15 @@ def _same_guard(new: bodies.Guard, old: bodies.Guard) -> bool:
     """The same guard, moved or reworded: the same test, or the same message for nearly the same test."""
     if (new.kind == "warn") != (old.kind == "warn"):
         return False  # what used to warn now raises, or the other way round
-    if new.condition == old.condition:
-        return True
-    if new.innermost and new.innermost == old.innermost:
+    if new.condition == old.condition or (new.innermost and new.innermost == old.innermost):
         return True
     if not new.message or not old.message:
         return False
     likeness = SequenceMatcher(None, new.message, old.message).ratio()
-    if likeness > _REWORDED and new.names == old.names:
-        return True
     if new.names & old.names and _shared_words(new.message, old.message) >= _SHARED_WORDS:
         return True
-    return likeness > _SAME_WORDS and SequenceMatcher(None, new.condition, old.condition).ratio() > 0.5
+    is_near = likeness > _SAME_WORDS and SequenceMatcher(None, new.condition, old.condition).ratio() > 0.5
+    return is_near or (likeness > _REWORDED and new.names == old.names)
 
 
 def _shared_words(one: str, other: str) -> float:

@@ -363,10 +363,8 @@ def compare(sides: Sequence[Values], ops: Sequence[ast.cmpop]) -> Values:
     pairs = list(zip(sides, ops, sides[1:], strict=False))
     for one, op, other in pairs:
         for left, right in itertools.islice(itertools.product(one, other), 64):
-            try:
+            with suppress(TypeError):
                 outcomes.add(_compare(left, op, right))
-            except TypeError:
-                continue
     if len(pairs) > 1:
         return constant(True) if outcomes == {True} else constant(False) if outcomes == {False} else ANYTHING
     return either(*(ANYTHING if one is None else constant(one) for one in outcomes)) if outcomes else ANYTHING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -108,30 +109,30 @@ def callees(release: Release, function: griffe.Function, node: ast.FunctionDef) 
 def _callees(release: Release, function: griffe.Function, node: ast.FunctionDef) -> Iterator[Callee]:
     for call in (n for n in walk(node) if isinstance(n, ast.Call)):
         target = ast.unparse(call.func)
-        if target.startswith("torch.ops."):
-            yield from _custom_op(release, function, call, target)
-            continue
-        apply = target.endswith(".apply")
-        dotted = target.removesuffix(".apply")
-        if not dotted.replace(".", "").replace("_", "a").isalnum() or dotted.startswith(("self.", "torch.", "super")):
-            continue
-        found = release.in_scope(function.module, dotted)
-        if not isinstance(found, Found) or not release.library.owns(found.obj.path):
-            continue
-        obj = found.obj.members.get("forward") if apply and isinstance(found.obj, griffe.Class) else found.obj
-        callee = release.node_of(obj) if isinstance(obj, griffe.Function) else None
-        if isinstance(callee, ast.FunctionDef) and isinstance(obj, griffe.Function):
+        obj = _custom_op(function, target) if target.startswith("torch.ops.") else _named(release, function, target)
+        callee = release.node_of(obj) if obj is not None else None
+        if isinstance(callee, ast.FunctionDef) and obj is not None:
             yield Callee(call, callee, obj)
 
 
-def _custom_op(release: Release, function: griffe.Function, call: ast.Call, target: str) -> Iterator[Callee]:
+def _named(release: Release, function: griffe.Function, target: str) -> griffe.Function | None:
+    """The function of the package that a call names, or the `forward` behind its `.apply`."""
+    dotted = target.removesuffix(".apply")
+    if not dotted.replace(".", "").replace("_", "a").isalnum() or dotted.startswith(("self.", "torch.", "super")):
+        return None
+    found = release.in_scope(function.module, dotted)
+    if not isinstance(found, Found) or not release.library.owns(found.obj.path):
+        return None
+    is_applied = dotted != target and isinstance(found.obj, griffe.Class)
+    obj = found.obj.members.get("forward") if is_applied else found.obj
+    return obj if isinstance(obj, griffe.Function) else None
+
+
+def _custom_op(function: griffe.Function, target: str) -> griffe.Function | None:
     """`torch.ops.space.name(...)` is the function of this file that is registered as "space::name"."""
     registered = "::".join(target.split(".")[2:4])
-    for member in function.module.members.values():
-        if isinstance(member, griffe.Function) and any(f"'{registered}'" in str(d.value) for d in member.decorators):
-            node = release.node_of(member)
-            if isinstance(node, ast.FunctionDef):
-                yield Callee(call, node, member)
+    members = (one for one in function.module.members.values() if isinstance(one, griffe.Function))
+    return next((one for one in members if any(f"'{registered}'" in str(d.value) for d in one.decorators)), None)
 
 
 def bound_names(call: ast.Call, callee: ast.FunctionDef) -> dict[str, ast.expr]:
@@ -161,11 +162,9 @@ def constant_in(release: Release, module: griffe.Module, name: str) -> ast.expr 
         found = release.in_scope(module, name)
         constant = found.obj if isinstance(found, Found) and isinstance(found.obj, griffe.Attribute) else None
         if constant is not None and constant.value is not None and not _is_state(release, constant):
-            try:
+            with suppress(ValueError, SyntaxError, TypeError):
                 ast.literal_eval(str(constant.value))
                 release.memory[key] = ast.parse(str(constant.value), mode="eval").body
-            except (ValueError, SyntaxError, TypeError):
-                pass
     value: ast.expr | None = release.memory[key]
     return value
 

@@ -342,11 +342,8 @@ def _held(release: Release, member: griffe.Object) -> Shape:
 
 
 def _method(release: Release, cls: griffe.Class, name: str) -> griffe.Function | None:
-    for one in (cls, *release.bases(cls)[0]):
-        member = one.members.get(name)
-        if isinstance(member, griffe.Function):
-            return member
-    return None
+    members = (one.members.get(name) for one in (cls, *release.bases(cls)[0]))
+    return next((member for member in members if isinstance(member, griffe.Function)), None)
 
 
 def _parameter(parameter: griffe.Parameter) -> Parameter:

@@ -146,15 +146,12 @@ class Sources:
                 f"{self.library.package}/. Next step: `--list` shows the releases on the index."
             )
         with writing_to(self.cache, "wheels", CACHE_VARIABLE):
-            return self._fetch_and_keep(version, distribution)
-
-    def _fetch_and_keep(self, version: str, distribution: str) -> Path:
-        self.cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.cache, prefix="fetch-") as name:
-            wheel = self.download(version, distribution, Path(name))
-            place = self.cache / "wheels" / f"{distribution}-{version}" / _sha256(wheel) / wheel.name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            return wheel.replace(place)
+            self.cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.cache, prefix="fetch-") as name:
+                wheel = self.download(version, distribution, Path(name))
+                place = self.cache / "wheels" / f"{distribution}-{version}" / _sha256(wheel) / wheel.name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                return wheel.replace(place)
 
     # --- pip ----------------------------------------------------------------------------------------------
 
