@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import griffe
@@ -22,7 +23,7 @@ def compare_calls(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
     yield from _no_longer_swallowed(old, new, before, after)
     moved = list(_moved_positionals(old, new, use))
     yield from moved
-    if not any(change.kind is ChangeKind.PARAMETER_REORDERED for change in moved):
+    if not any(change.kind in (ChangeKind.PARAMETER_REORDERED, ChangeKind.PARAMETER_REMOVED) for change in moved):
         yield from _reordered(new, [name for name in after.doubled if name not in before.doubled])
     named = {p.name for p in old.parameters if p.required}
     renamed = {
@@ -108,7 +109,9 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
         elif other is not None and other.default == "None" and _is_alias(had, has, index, old, new):
             yield _renamed_in_place(had, has)
         elif other is not None or old.named(has.name) is not None:
-            yield _breaks(ChangeKind.PARAMETER_REORDERED, had.name, _order(before), _order(after))
+            kind = ChangeKind.PARAMETER_REORDERED if other is not None else ChangeKind.PARAMETER_REMOVED
+            shifted = _breaks(kind, had.name, _order(before), _order(after))
+            yield replace(shifted, suggestion="" if other is not None else likely_rename(had, old, new))
             return  # the rest of the row has moved with it
         elif (mode := _new_mode(has, old, new, use)) is not None:
             yield replace(
@@ -169,6 +172,8 @@ def _same_default(old: str, new: str) -> bool:
     """Whether two defaults are one: the same text, or the same name with more or less of its path."""
     if "..." in (old, new) or old == new:
         return True
+    with suppress(ValueError):
+        return float(old) == float(new)  # 0 and 0.0
     dotted = all(re.fullmatch(r"[A-Za-z_][\w.]*\.[\w.]+", text) for text in (old, new))
     return dotted and (old.endswith(f".{new}") or new.endswith(f".{old}"))
 

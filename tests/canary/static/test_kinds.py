@@ -96,6 +96,10 @@ PARAMETERS = [
     call("newly-required", "x", "x, layout", "1", {"user parameter-required layout breaking"}),
     call("lost-its-default", "x, layout='a'", "x, layout", "1", {"user parameter-required layout breaking"}),
     call("default-changed", "x, eps=1e-5", "x, eps=1e-6", "1", {"user default-changed eps risk"}),
+    call("default-of-another-type", "x, eps=0", "x, eps=0.0", "1", set()),
+    call("default-that-is-false-now", "x, eps=0", "x, eps=False", "1", {"user default-changed eps risk"}),
+    # general_gemm of 2.10.0: `workspace` is gone from the middle, and the call gives `out_dtype` twice
+    call("positional-gone-from-the-middle", "a, b, ws, dt=None", "a, b, dt=None", "1, 2, 3, dt=4", {"user parameter-removed ws breaking"}),
     call("default-changed-that-may-be-passed", "x, eps=1e-5", "x, eps=1e-6", "1, **rest()", set()),
     call("old-name-kept-as-alias", "x, row_map", "x, pad_offsets, row_map=None", "1, 2", {"user parameter-renamed row_map harmless"}),
 ]  # fmt: skip
