@@ -148,6 +148,7 @@ class Calls(Expressions):
         match [next((one.value for one in values if isinstance(one, Const)), None) for values in given[:2]]:
             case [str(dotted), *_] if "." in dotted and self.release.library.owns(dotted):
                 package, *steps = dotted.split(".")
+                self._load(dotted, names)
                 owners: Values = frozenset({VendorModule(package)})
             case [None, str(name)]:
                 owners, steps = given[0], [name]
@@ -245,14 +246,12 @@ class Calls(Expressions):
         """What an object gives that imports when it is called; its use is noted where the call stands."""
         inner = self._inside(callee.function)
         inner.caught = frozenset({"Exception"})
-        with self._noting_nothing():
-            try:
+        try:
+            with self._noting_nothing():
                 found = self._run_body(callee.function, inner)
-            except Lacking as fault:
-                self._quiet -= 1
-                self._note(Vendor(fault.symbol), UseKind.NAME, call.node, call.names, optional=not callee.insists)
-                self._quiet += 1
-                return ANYTHING if callee.insists else frozenset({Missing(fault.symbol)})
+        except Lacking as fault:
+            self._note(Vendor(fault.symbol), UseKind.NAME, call.node, call.names, optional=not callee.insists)
+            return ANYTHING if callee.insists else frozenset({Missing(fault.symbol)})
         for one in found:
             if isinstance(one, Vendor):
                 self._note(one, UseKind.NAME, call.node, call.names, optional=not callee.insists)
@@ -270,14 +269,13 @@ class Calls(Expressions):
         names = self._inside(function)
         names.names |= bound
         self._reading.append(function.node)
-        self._quiet += 1
         self._steps += 1
-        asked, returned = self._asked, self._run_body(function, names)
+        asked = self._asked
+        with self._noting_nothing():
+            self._again[key] = self._run_body(function, names)
         self._asked = asked
-        self._quiet -= 1
         self._reading.pop()
-        self._again[key] = returned
-        return returned
+        return self._again[key]
 
     def _bind_arguments(self, function: Function, call: Call) -> dict[str, Values]:
         arguments = function.node.args
@@ -353,6 +351,7 @@ class Calls(Expressions):
                 found = [one.value for one in target if isinstance(one, Const)]
                 for name in (name for name in map(str, found) if "." in name and self.release.library.owns(name)):
                     self._note_name(Symbol(*name.rpartition(".")[::2]), call.node, call.names, "ModuleNotFoundError")
+                    self._load(name, call.names)
                 return either(*(self._of_text(str(name)) for name in found)) if found else ANYTHING
             case (("functools.partial" | "partial"), [called, *_]):
                 for one in called:
@@ -441,8 +440,10 @@ class Calls(Expressions):
     def _has(self, owner: Value, attr: str) -> bool | None:
         match owner:
             case VendorModule(path=path):
-                if attr == "__version__" or self.release.module(f"{path}.{attr}") is not None:
+                if attr == "__version__":
                     return True
+                if self.release.module(f"{path}.{attr}") is not None:
+                    return self._is_loaded(f"{path}.{attr}")
                 found = self.release.lookup(path, attr)
                 return False if isinstance(found, Absent) else True if isinstance(found, Found) else None
             case Vendor(symbol=symbol, path=path):

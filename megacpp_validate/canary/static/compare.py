@@ -76,8 +76,8 @@ def compare_releases(old: Release, new: Release, source: Source) -> tuple[list[F
     sides = (use for pair in pairs for use in (pair.before, pair.after) if use is not None)
     surface = Surface(frozenset(map(_symbol_of, sides)), tuple(pair.use for pair in pairs), rows, entries)
     # Where NEW takes a way that OLD did not, what is lost on the other way is replaced.
-    new_ways = (pair.use for pair in pairs if pair.before is None and pair.use.function)
-    renewed = frozenset((use.module, use.function) for use in new_ways)
+    new_ways = (pair.use for pair in pairs if pair.before is None and pair.use.kind is not UseKind.MODULE)
+    renewed = frozenset((use.module, use.function) for use in new_ways if use.function)
     # Where OLD has no such symbol and the code insists on it, OLD fails there, too; at import, the file does.
     failing: set[SourceLine | str] = set()
     for pair in pairs:
@@ -158,6 +158,9 @@ class _Comparison:
         if pair.before is None:
             if use.kind is UseKind.REFUSAL:
                 yield Change(ChangeKind.REFUSED, Impact.BREAKING)
+            if use.kind is UseKind.MODULE:
+                impact = Impact.RISK if use.optional else Impact.BREAKING  # another file of the code may load it
+                yield Change(ChangeKind.NOT_LOADED, impact, old=pair.symbol.path, raises="AttributeError")
             if use.kind is UseKind.NAME and pair.now is None:
                 lost = Change(ChangeKind.REMOVED, Impact.BREAKING, old=pair.symbol.path)
                 yield replace(lost, impact=Impact.RISK, doubt=Doubt.CAUGHT) if use.optional else lost
@@ -201,12 +204,12 @@ class _Comparison:
                 yield self._at(change, before, after)
             case UseKind.CLASS if before.what == "class" and after.what == "function":
                 yield self._at(Change(ChangeKind.CLASS_BECAME_FUNCTION, Impact.BREAKING), before, after)
-            case UseKind.CONTEXT:
-                if is_context_manager(self.old, before) and is_context_manager(self.new, after) is False:
-                    yield self._at(Change(ChangeKind.CONTEXT_MANAGER_LOST, Impact.BREAKING), before, after)
-            case UseKind.DECORATOR:
-                if is_decorator(self.old, before) and is_decorator(self.new, after) is False:
-                    yield self._at(Change(ChangeKind.DECORATOR_LOST, Impact.BREAKING), before, after)
+            case UseKind.CONTEXT | UseKind.DECORATOR:
+                is_context = use.kind is UseKind.CONTEXT
+                serves = is_context_manager if is_context else is_decorator
+                if serves(self.old, before) and serves(self.new, after) is False:
+                    lost = ChangeKind.CONTEXT_MANAGER_LOST if is_context else ChangeKind.DECORATOR_LOST
+                    yield self._at(Change(lost, Impact.BREAKING), before, after)
 
     def _name(self, use: Use, pair: Pair) -> Iterator[Change]:
         before, after = pair.was, pair.now
@@ -230,20 +233,13 @@ class _Comparison:
             yield caught if use.optional or is_fallback else lost
             return
         if first != second and one is not None and other is not None:
-            yield Change(  # the same thing in another place, and the bridge looks there first
-                ChangeKind.MOVED,
-                Impact.HARMLESS,
-                before=self.old.where(one),
-                after=self.new.where(other),
-                old=first.path,
-                new=second.path,
-                suggestion=second.path,
-                follows=True,
-            )
+            moved = Change(ChangeKind.MOVED, Impact.HARMLESS, old=first.path, new=second.path, follows=True)
+            yield self._at_objects(replace(moved, suggestion=second.path), one, other)  # the code looks there first
         elif first == second:
             notice = deprecated_modules(self.new, second)
             if notice and not deprecated_modules(self.old, first):
-                yield Change(ChangeKind.DEPRECATED, Impact.RISK, old=first.module, new=notice)
+                place = moved_to(self.new, first)
+                yield Change(ChangeKind.DEPRECATED, Impact.RISK, old=first.path, new=notice, suggestion=place)
             if one is not None and isinstance(other, griffe.Class):
                 for change in compare_deprecations(self.old, self.new, one, other, {}):
                     yield self._at_objects(change, one, other)
@@ -255,14 +251,11 @@ class _Comparison:
         return is_binary and symbol.name not in self.new.names_of_binary
 
     def _lost_symbol(self, symbol: Symbol, was: griffe.Object | None) -> Change:
-        moved, renamed = moved_to(self.new, symbol), ""
-        if not moved:
-            renamed = renamed_to(self.old, self.new, symbol)
-        kind = ChangeKind.MOVED if moved else ChangeKind.RENAMED if renamed else ChangeKind.REMOVED
-        place = moved or renamed
-        after = None
-        if place:
-            after = self.new.where_named(*place.rpartition(".")[::2])
+        place = moved_to(self.new, symbol) or renamed_to(self.old, self.new, symbol)
+        module, _, name = place.rpartition(".")
+        kind = ChangeKind.RENAMED if module == symbol.module else ChangeKind.MOVED if place else ChangeKind.REMOVED
+        found = self.new.lookup(module, name) if place else None
+        after = self.new.where(found.obj) if isinstance(found, Found) else None
         where = self.old.where(was) if was is not None else None
         return Change(kind, Impact.BREAKING, before=where, after=after, old=symbol.path, new=place, suggestion=place)
 

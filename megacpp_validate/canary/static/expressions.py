@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from packaging.version import Version
 
@@ -105,6 +106,7 @@ class Expressions(ABC):
         self._minding: dict[ast.AST, bool] = {}
         self._steps = 0
         self._owners: dict[tuple[str, str], Values] = {}
+        self._loaded: set[tuple[str, str]] = set()  # files, and the modules of the package that each imports
         self._asked = 0  # values in the expression at hand from which the release could be told
 
     @abstractmethod
@@ -385,9 +387,25 @@ class Expressions(ABC):
         if at.attr.startswith("__"):  # every module has __file__, __path__ and their like
             special = {"__version__": constant(self.release.version), "__dict__": frozenset({Listing(owner)})}
             return special.get(at.attr, ANYTHING)
-        if self.release.gives_module(owner.path, at.attr):
-            return frozenset({VendorModule(f"{owner.path}.{at.attr}")})
-        return self._note_name(Symbol(owner.path, at.attr), at.node, at.names, "AttributeError")
+        symbol = Symbol(owner.path, at.attr)
+        if not self.release.gives_module(owner.path, at.attr):
+            return self._note_name(symbol, at.node, at.names, "AttributeError")
+        if not self._is_loaded(symbol.path, at.names.file.module):
+            elsewhere = self._is_loaded(symbol.path)
+            self._note(Vendor(symbol), UseKind.MODULE, at.node, at.names, optional=elsewhere)
+            if not elsewhere and is_caught("AttributeError", at.names.caught):
+                raise Lacking(symbol, "AttributeError", "")
+        return frozenset({VendorModule(symbol.path)})
+
+    def _is_loaded(self, dotted: str, file: str = "") -> bool:
+        """Whether a submodule is an attribute of its package: the library or the code (this file of it) imports it."""
+        loads = self.release.may_load(dotted)
+        return loads or any(name == dotted and file in ("", place) for place, name in self._loaded)
+
+    def _load(self, dotted: str, names: Names) -> None:
+        """Note that a file imports a module of the package, and with it the packages that hold that one."""
+        parts = accumulate(dotted.split("."), "{}.{}".format)
+        self._loaded |= {(names.file.module, part) for part in parts}
 
     def _in_missing(self, owner: Missing, at: Access) -> Values:
         self._note(Vendor(owner.symbol), UseKind.NAME, at.node, at.names)  # an attribute of None raises

@@ -43,6 +43,7 @@ class ChangeKind(StrEnum):
     DECORATOR_LOST = "decorator-lost"
     CONTEXT_MANAGER_LOST = "context-manager-lost"
     IMPORT_REQUIREMENT_ADDED = "import-requirement-added"
+    NOT_LOADED = "not-loaded"
 
 
 class Impact(StrEnum):

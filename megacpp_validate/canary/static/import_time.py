@@ -120,7 +120,6 @@ class _Walk:
 
     def __init__(self, release: Release) -> None:
         self._release = release
-        self._files = set(release.files())
         self._seen: set[str] = set()
         self._found: dict[tuple[str, str], Requirement] = {}
 
@@ -133,7 +132,7 @@ class _Walk:
         parts = path.split(".")
         for end in range(1, len(parts) + 1):  # importing a.b.c runs a, a.b and a.b.c
             name = ".".join(parts[:end])
-            file = self._file_of(name)
+            file = self._release.file_of(name)
             if name in self._seen or file is None:
                 continue
             self._seen.add(name)
@@ -141,10 +140,6 @@ class _Walk:
             if why := self._release.why_unreadable(file):  # a newer Python may well read it
                 self._add(Requirement("check", f"SyntaxError: {name}: {why}", "", file, 1))
             self._top_level(tree.body, _Place(file, name, tree), "")
-
-    def _file_of(self, module: str) -> str | None:
-        base = module.replace(".", "/")
-        return next((f for f in (f"{base}/__init__.py", f"{base}.py") if f in self._files), None)
 
     def _top_level(self, body: Iterable[ast.stmt], place: _Place, condition: str) -> None:
         for node in body:
@@ -188,12 +183,14 @@ class _Walk:
 
     def _missing(self, module: str, names: Iterable[str]) -> Iterator[str]:
         """What an import asks of the package itself in vain, as the exception says it."""
-        file = self._file_of(module)
+        file = self._release.file_of(module)
         if file is None:
             yield f"ModuleNotFoundError: no {module} among the sources"
             return
         for name in set(names) - {"*"} - stored_by(self._release.syntax(file)):
-            if self._file_of(f"{module}.{name}") is None and isinstance(self._release.lookup(module, name), Absent):
+            if self._release.file_of(f"{module}.{name}") is None and isinstance(
+                self._release.lookup(module, name), Absent
+            ):
                 yield f"ImportError: {module} has no {name}"
 
     def _called(self, call: ast.Call, place: _Place, condition: str, depth: int) -> None:

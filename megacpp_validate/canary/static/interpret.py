@@ -338,7 +338,7 @@ class Interpreter(Calls):
                 is_gone = use.kind is UseKind.NAME and isinstance(
                     self.release.lookup(*use.accessor.rpartition(".")[::2]), Absent
                 )
-                if not (is_gone and is_found):
+                if not (is_found and (is_gone or use.kind is UseKind.MODULE)):
                     kept.append(replace(use, optional=False) if is_gone and not goes_on else use)
             self.uses[key] = kept
 
@@ -386,6 +386,7 @@ class Interpreter(Calls):
             if "." in alias.name:
                 owner, _, last = alias.name.rpartition(".")
                 self._note_name(Symbol(owner, last), node, names, "ModuleNotFoundError", bound)
+                self._load(alias.name, names)
             names.bind(bound, frozenset({VendorModule(target)}))
         else:
             names.bind(bound, self._of_text(target))
@@ -394,9 +395,11 @@ class Interpreter(Calls):
         raised = "ModuleNotFoundError" if self.release.module(module) is None else "ImportError"
         if alias.name == "*":
             names.stars.append(module)
+            self._load(module, names)
             if raised == "ModuleNotFoundError":
                 self._note_name(Symbol(*module.rpartition(".")[::2]), node, names, raised)
             return
+        self._load(f"{module}.{alias.name}", names)
         bound, values = alias.asname or alias.name, frozenset[Value]({VendorModule(f"{module}.{alias.name}")})
         if not self.release.gives_module(module, alias.name):
             values = self._note_name(Symbol(module, alias.name), node, names, raised, bound)

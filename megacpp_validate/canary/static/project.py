@@ -17,7 +17,7 @@ from typing import Final
 
 from ...errors import NothingSelected, WrongArguments
 from .library import TE, Library
-from .source_files import decoded
+from .source_files import decoded, imports_in
 
 _SKIPPED: Final = frozenset({"build", "dist", "node_modules", "site-packages", "__pycache__", "venv"})
 _LARGEST: Final = 4_000_000  # bytes; no person wrote a longer file
@@ -116,22 +116,12 @@ class Project:
 
         The project names FP8, and the file imports the package, or a file that does, or sets the states of layers.
         """
-        named = self._imported(file)
+        named = imports_in(self._text(file), file.absolute(1, ""))
         places = (*named, *(f"{file.module.rpartition('.')[0]}.{name}" for name in named))  # a script's own folder, too
         taken = (found for name in places if (found := self.find(name)) and self.mentions(found))
-        is_near = any(self.library.owns(name) for name in named.union(*map(self._imported, taken)))
+        named |= {name for one in taken for name in imports_in(self._text(one), one.absolute(1, ""))}
+        is_near = any(map(self.library.owns, named))
         return self.names_fp8 and (is_near or ".set_extra_state(" in self._text(file))
-
-    def _imported(self, file: SourceFile) -> set[str]:
-        """Modules that a file imports anywhere, and what it takes from them, by their dotted names."""
-        named: set[str] = set()
-        for node in ast.walk(self.tree(file) or ast.Module([], [])):
-            if isinstance(node, ast.Import):
-                named |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                module = file.absolute(node.level, node.module or "")
-                named |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-        return named
 
     def mentions(self, file: SourceFile) -> bool:
         """Whether a file itself names Transformer Engine."""

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version as distribution_version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,12 @@ from .findings import ReleaseSource
 from .lazy_names import lazy_target
 from .library import TE, Library
 from .recipes import ConstructedDataclasses
-from .source_files import SourceFiles, why_not_loaded
+from .source_files import SourceFiles, imports_in, why_not_loaded
 from .syntax_nodes import statements_below, stored_by
 
 _OF_BINARY = r"\b(?:tex|{})\.(\w+)"
 _LAZY = re.compile(r"(^|\.)(lazy_loader|attach)$|^lazy_loader\.")
+_IMPORTS_ANY = re.compile(r"^(?:def )?__getattr__\b|import_module|__import__|pkgutil|lazy_loader", re.MULTILINE)
 
 logging.getLogger("griffe").setLevel(logging.CRITICAL)  # its remarks on TE's docstrings are not ours to show
 
@@ -148,6 +150,19 @@ class Release:
         own = {(1, name), (0, f"{package}.{name}")}
         return not any((node.level, node.module) in own and name in stored_by(node) for node in imports)
 
+    def may_load(self, module: str) -> bool:
+        """Whether importing the library may load a module of it: a file imports that one, or what a text names."""
+        return module in self._imported or f"{module.rpartition('.')[0]}.*" in self._imported
+
+    @cached_property
+    def _imported(self) -> frozenset[str]:
+        """Modules that the files of the package import anywhere, names taken from modules among them."""
+        found = set[str]()
+        for file in self.files():
+            package, text = file.rpartition("/")[0].replace("/", "."), self.text(file)
+            found |= imports_in(text, package) | ({f"{package}.*"} if _IMPORTS_ANY.search(text) else set())
+        return frozenset(part for one in found for part in accumulate(one.split("."), "{}.{}".format))
+
     def modules(self) -> Iterator[griffe.Module]:
         """Every module of the package."""
         waiting = [self.tree]
@@ -159,15 +174,6 @@ class Release:
     def where(self, obj: griffe.Object) -> SourceLine:
         """The file, relative to the wheel's root, and the line of a definition."""
         return SourceLine(file=str(obj.filepath), line=max(obj.lineno or 0, 0))
-
-    def where_named(self, module: str, name: str) -> SourceLine | None:
-        """The file and the line where a module defines or imports a name."""
-        holder = self.module(module)
-        member = holder.members.get(name) if holder is not None else None
-        if isinstance(member, griffe.Alias) and holder is not None:
-            return SourceLine(file=str(holder.filepath), line=max(member.alias_lineno or 0, 0))
-        found = self.lookup(module, name)
-        return self.where(found.obj) if isinstance(found, Found) else None
 
     def node_of(self, obj: griffe.Object) -> ast.AST | None:
         """The syntax tree of a definition; None where griffe made it up (a synthesised constructor)."""
@@ -205,6 +211,11 @@ class Release:
     def files(self) -> list[str]:
         """Every Python file of the package, relative to the wheel's root."""
         return self._files.names
+
+    def file_of(self, module: str) -> str | None:
+        """The file of a module, relative to the wheel's root."""
+        base, files = module.replace(".", "/"), self.memory.setdefault("files", frozenset(self.files()))
+        return next((file for file in (f"{base}/__init__.py", f"{base}.py") if file in files), None)
 
     def stored(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Facts about the release that `make` reads from its sources, kept beside the tree."""
@@ -276,9 +287,8 @@ class Release:
 
     def _is_unread(self, module: str) -> bool:
         """Whether a module of the package is there and no Python for this interpreter."""
-        base = module.replace(".", "/")
-        files = self.memory.setdefault("files", frozenset(self.files()))
-        return any(file in files and self.why_unreadable(file) for file in (f"{base}.py", f"{base}/__init__.py"))
+        file = self.file_of(module)
+        return file is not None and bool(self.why_unreadable(file))
 
     def _lookup_in_class(self, path: str, name: str, seen: set[tuple[str, str]]) -> Lookup:
         if self._is_unread(path):

@@ -16,38 +16,51 @@ _LIKELY = 0.6
 
 
 def moved_to(release: Release, symbol: Symbol) -> str:
-    """Dotted path under which a release has the name that `symbol` no longer gives; empty if none."""
+    """Dotted path under which a release has the name that `symbol` no longer gives; empty if none.
+
+    The module is the one to import from: it defines the name, or is a package that offers it.
+    """
+    places: list[str] = []
     for name in dict.fromkeys((symbol.name, symbol.name.lstrip("_"))):  # a private name may have become a public one
-        if place := _place_of(release, Symbol(symbol.module, name)):
-            return f"{place}.{name}"
-    return ""
-
-
-def _place_of(release: Release, symbol: Symbol) -> str:
-    """The module that most likely is the one to import a name from; empty if none has it."""
-    places = [m.path for m in release.modules() if symbol.name in m.members and m.path != symbol.module]
-    found = [place for place in places if isinstance(release.lookup(place, symbol.name), Found)]
-    shared = symbol.module.split(".")[:2]
-    near = [place for place in found if place.split(".")[:2] == shared] or found
-    public = [place for place in near if not any(part.startswith("_") for part in place.split("."))] or near
+        for module in (one for one in release.modules() if name in one.members and one.path != symbol.module):
+            is_home = module.is_init_module or not module.members[name].is_alias
+            if is_home and isinstance(release.lookup(module.path, name), Found):
+                places.append(f"{module.path}.{name}")
+        if places:
+            break
+    shared = ".".join([*symbol.module.split(".")[:2], ""])
+    near = [place for place in places if place.startswith(shared)] or places
+    public = [place for place in near if "._" not in place.rpartition(".")[0]] or near
     return min(public, key=lambda place: (place.count("."), place), default="")
 
 
 def renamed_to(old: Release, new: Release, symbol: Symbol) -> str:
     """Dotted path of the name that most likely took the place of `symbol` in the new release; empty if none."""
     holder, before = new.module(symbol.module), old.module(symbol.module)
-    if holder is None:
-        return ""
+    was = old.lookup(symbol.module, symbol.name)
     known = set(before.members) if before is not None else set()
     match before.members.get(symbol.name) if before is not None else None:
-        case griffe.Attribute(value=griffe.ExprName(name=name)) if name in holder.members:
+        case griffe.Attribute(value=griffe.ExprName(name=name)) if holder is not None and name in holder.members:
             return f"{symbol.module}.{name}"  # an alias of what is still there
+    # Where its module is gone: what is like it in modules that are new.
+    places = [holder] if holder is not None else [one for one in new.modules() if old.module(one.path) is None]
     scores = []
-    for name in (one for one in holder.members if one not in known and not one.startswith("_")):
-        found = new.lookup(symbol.module, name)
-        if isinstance(found, Found) and not isinstance(found.obj, griffe.Module | griffe.Attribute):
-            scores.append((name_likeness(symbol.name, name), f"{symbol.module}.{name}"))
+    for place in places:
+        for name in (one for one in place.members if one not in known and not one.startswith("_")):
+            found = new.lookup(place.path, name)
+            if not isinstance(found, Found) or isinstance(found.obj, griffe.Module | griffe.Attribute):
+                continue
+            if holder is not None or (isinstance(was, Found) and _are_alike(was.obj, found.obj)):
+                path = f"{place.path}.{name}" if holder is not None else found.obj.path
+                scores.append((name_likeness(symbol.name, name), path))
     return _likeliest(scores)
+
+
+def _are_alike(one: griffe.Object, other: griffe.Object) -> bool:
+    """Whether two classes share half of the members of the first, or two functions half of the parameters."""
+    parts = [o.parameters if isinstance(o, griffe.Function) else o.members for o in (one, other)]
+    mine, theirs = ({part if isinstance(part, str) else part.name for part in own} for own in parts)
+    return one.kind is other.kind and 2 * len(mine & theirs) >= len(mine) > 0
 
 
 def likely_member(obj: griffe.Object | None, name: str, before: griffe.Object | None) -> str:

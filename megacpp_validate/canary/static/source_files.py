@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tempfile
 import tokenize
 import zipfile
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+
+_IMPORT = re.compile(r"^\s*(?:from\s+([.\w]+)\s+)?import\s+(\([^)]*|(?:\\\n|[^\n])*)", re.MULTILINE)
 
 
 class SourceFiles:
@@ -69,6 +72,17 @@ def decoded(raw: bytes) -> str:
     """
     encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
     return raw.decode(encoding)
+
+
+def imports_in(text: str, package: str) -> set[str]:
+    """Modules that a file of a package imports anywhere, and what it takes from them, by their dotted names."""
+    found = set[str]()
+    for module, names in _IMPORT.findall(text):
+        level, own = len(module) - len(module.lstrip(".")), package.split(".")
+        base = [*own[: len(own) + 1 - level], module.lstrip(".")] if level else [module]
+        named = re.findall(r"[\w.*]+", re.sub(r"#.*|\bas\s+\w+", "", names))
+        found |= {".".join(filter(None, (*base, name))) for name in ("", *named)}
+    return found - {""}
 
 
 def why_not_loaded(wheel: str, folder: Path, roots: Sequence[str], fault: Exception) -> str:

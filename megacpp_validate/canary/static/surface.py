@@ -26,6 +26,7 @@ class UseKind(StrEnum):
     CONTEXT = "context"  # with VALUE:
     DECORATOR = "decorator"
     CLASS = "class"  # subclassed or compared as a class
+    MODULE = "module"  # an attribute that is a submodule, which neither the package nor this file loads
     REFUSAL = "refusal"  # a module that raises for this release by itself, when it is imported
 
 

@@ -19,7 +19,7 @@ KINDS: Final[dict[ChangeKind, tuple[str, str]]] = {
         "import {successor} where {subject} is missing, and check that both do the same"
         " | {stay} until there is a successor; look for {subject} in the release notes"),
     ChangeKind.MOVED: ("{subject} moved from {was} to {now}",
-        "import {subject} from {now} first, and from the old place only while {series} is in the matrix"),
+        "import {successor} from {place} first, and from the old place only while {series} is in the matrix"),
     ChangeKind.RENAMED: ("{subject} is now called {successor}",
         "use {successor} where it exists, and {subject} only while {series} is in the matrix"),
     ChangeKind.CLASS_BECAME_FUNCTION: ("{subject} was a class and is now a function",
@@ -60,7 +60,14 @@ KINDS: Final[dict[ChangeKind, tuple[str, str]]] = {
         "read the warning and change the call before it becomes an error; {series} does not warn"),
     ChangeKind.IMPORT_REQUIREMENT_ADDED: ("importing {module} now imports {parameter}{when}",
         "see that {parameter} can be imported, or {stay}"),
+    ChangeKind.NOT_LOADED: ("importing {was} no longer loads its submodule {subject}",
+        "write `import {path}` in this file before the first use, which works in {series} too"),
 }
+_IMPORT_DEPRECATED: Final = (
+    "importing {subject} from {was} is deprecated{detail}",
+    "import {subject} from {place} where it exists, and from {was} only while {series} is in the matrix"
+    " | plan to do without {subject}: a later release will drop {was}",
+)
 _IMPORT_CHECK: Final = (
     "importing {module} has a new check{detail}", "see that the environment passes the check{at}, or {stay}",
 )
@@ -105,6 +112,8 @@ def next_step_of_fault(old: str = "") -> str:
 def _words(finding: Finding) -> tuple[str, str]:
     if finding.kind is ChangeKind.IMPORT_REQUIREMENT_ADDED and not finding.parameter:
         return _IMPORT_FAILS if finding.impact is Impact.BREAKING else _IMPORT_CHECK
+    if finding.kind is ChangeKind.DEPRECATED and finding.old == finding.symbol:
+        return _IMPORT_DEPRECATED
     changed, step = KINDS[finding.kind]
     is_new = finding.before is None and finding.old in ("", finding.symbol)
     return _NEVER.get(finding.kind, changed) if is_new else changed, step
@@ -122,6 +131,7 @@ def _values(finding: Finding, old: str = "") -> dict[str, str]:
         "owner": _quote(_short(finding.symbol)) or "a symbol",
         "attribute": attribute or "an attribute that the code reads",
         "module": _quote(finding.symbol) or "the library",
+        "path": finding.symbol,
         "parameter": parameter or "a parameter",
         "of_parameter": f" of {parameter}" if parameter else "",
         "of_subject": f"{parameter} of {subject}" if parameter else subject,
@@ -137,6 +147,7 @@ def _values(finding: Finding, old: str = "") -> dict[str, str]:
         "new_name": _quote(renamed) or "another name",
         "was_default": f" (the default was {default})" if default else "",
         "was": _quote((finding.old or finding.symbol).removesuffix(last)),
+        "place": _quote(finding.suggestion.rpartition(".")[0]) or "the new place",
         "now": _quote((finding.new or finding.suggestion).removesuffix(last)) or "another place",
         "when": f" (only if {_quote(finding.suggestion.removeprefix('only if '))})" if finding.suggestion else "",
         "at": f" at {after.file}:{after.line}" if after else "",

@@ -139,11 +139,15 @@ def _describe_findings(result: StaticResult, *, verbose: bool) -> Iterator[Block
 def _describe_briefly(findings: Sequence[Finding], result: StaticResult) -> tuple[Block, Block]:
     """Findings of one kind at one place: a line on what changed, and one on where and what to do."""
     first, old = findings[0], result.old.version
-    also = list(dict.fromkeys(f"`{one.parameter or one.new or one.symbol}`" for one in findings[1:]))
+    _, *also = dict.fromkeys(
+        f"`{one.parameter or (one.kind is ChangeKind.DEPRECATED and one.suggestion) or one.new or one.symbol}`"
+        for one in findings
+    )
     more = f"; also {', '.join(also)}" if also else ""
     at, version = (first.after, result.new.version) if first.after else (first.before, old)
     where = f"{at.file.removeprefix('transformer_engine/')}:{at.line} in {version}" if at else ""
     used = list_some([str(_place(site)) for site in first.call_sites], _MOST_NAMED)
+    used += " (--verbose lists all)" if len(first.call_sites) > _MOST_NAMED else ""
     places = " <- ".join(filter(None, (where, used)))
     return (
         Paragraph(f"{first.module}: {headline(first, old)}{more}", mark_of(first.impact)),

@@ -221,6 +221,40 @@ def test_plain_code_is_judged_at_the_line(files: dict[str, str], wanted: str, tm
     assert said(tmp_path, LAYER, new, files) == wanted
 
 
+F = "def f(old=1): ..."
+SHIM = {"pytorch/fp8.py": "from .quantization import f", "pytorch/quantization.py": F}
+CAUGHT = HEAD + "try:\n    f = te.fp8.f\nexcept AttributeError:\n    f = "
+# an `__init__.py` of release 2.0, which keeps a module `fp8`, and code -> what is said of `te.fp8`
+SUBMODULES: dict[str, tuple[str, dict[str, str], str]] = {
+    # te.fp8.check_mxfp8_support() of accelerate, 2.8.0 to 2.9.0
+    "imported-by-nobody": ("", {"a.py": HEAD + "te.fp8.f()"}, "a.py:2 not-loaded breaking"),
+    "by-its-whole-name": ("", {"a.py": "import transformer_engine.pytorch\ntransformer_engine.pytorch.fp8.f()"}, "a.py:2 not-loaded breaking"),
+    "imported-by-this-file": ("", {"a.py": HEAD + "def g():\n    import transformer_engine.pytorch.fp8\nte.fp8.f()"}, ""),
+    "taken-by-this-file": ("", {"a.py": HEAD + "te.fp8.f()\nfrom transformer_engine.pytorch.fp8 import f"}, ""),
+    "imported-by-another-file": ("", {"a.py": HEAD + "te.fp8.f()", "b.py": "from transformer_engine.pytorch import fp8"}, "a.py:2 not-loaded risk"),
+    "imported-by-its-name": ("", {"a.py": HEAD + "import importlib\nimportlib.import_module('transformer_engine.pytorch.fp8')\nte.fp8.f()"}, ""),
+    "patched": ("", {"a.py": "from unittest import mock\nimport transformer_engine\nmock.patch('transformer_engine.pytorch.fp8.f')"}, ""),
+    "imported-in-a-function": ("def g():\n    from . import (  # later\n        quantization,\n        fp8,\n    )", {"a.py": HEAD + "te.fp8.f()"}, ""),
+    "imported-by-its-whole-name": ("import transformer_engine.pytorch.fp8 as q, os", {"a.py": HEAD + "te.fp8.f()"}, ""),
+    "imported-for-its-names": ("from .fp8 import *", {"a.py": HEAD + "te.fp8.f()"}, ""),
+    "loaded-when-asked-for": ("def __getattr__(name):\n    return load(name)", {"a.py": HEAD + "te.fp8.f()"}, ""),
+    "loaded-in-a-loop": ("for name in ('fp8',):\n    importlib.import_module(f'.{name}', __name__)", {"a.py": HEAD + "te.fp8.f()"}, ""),
+    "caught": ("", {"a.py": CAUGHT + "None"}, "a.py:3 not-loaded risk"),
+    "caught-and-replaced": ("from .quantization import f", {"a.py": CAUGHT + "te.f"}, ""),
+    "asked-for": ("", {"a.py": HEAD + "if hasattr(te, 'fp8'):\n    te.fp8.f()"}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("init", "files", "wanted"), SUBMODULES.values(), ids=SUBMODULES)
+def test_a_submodule_is_there_where_something_imports_it(
+    init: str, files: dict[str, str], wanted: str, tmp_path: Path
+) -> None:
+    old = {"pytorch/__init__.py": "from .fp8 import f", "pytorch/fp8.py": F}
+    findings = compare_source(tmp_path, old, SHIM | {"pytorch/__init__.py": init}, files).findings
+    sites = [(one, one.call_sites[0]) for one in findings if one.impact != "harmless"]
+    assert "; ".join(f"{at.file}:{at.line} {one.kind} {one.impact}" for one, at in sites) == wanted
+
+
 # code that imports `f`, which release 2.0 has no more -> what is said, and how bad it is
 LOST = {
     "import": ("from transformer_engine.pytorch import f\nf()", {"removed breaking"}),

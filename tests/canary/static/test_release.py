@@ -11,7 +11,7 @@ import pytest
 from megacpp_validate.canary.static.findings import ReleaseSource
 from megacpp_validate.canary.static.release import Absent, Found, Opaque, Release, ReleaseUnreadable
 from megacpp_validate.canary.static.sources import Sources as RealSources
-from tests.canary.static.small_sources import Sources, compare, said_by, write_release
+from tests.canary.static.small_sources import Sources, compare, compare_source, said_by, write_release
 
 INIT = "pytorch/__init__.py"
 TE = "transformer_engine.pytorch"
@@ -101,7 +101,8 @@ OLD: Sources = {INIT: "from .module import Linear", "pytorch/module.py": CLASS}
 WENT = {
     "definition-moved-and-re-export-kept": Went({INIT: "from .linear import Linear", "pytorch/linear.py": CLASS}, set()),
     "re-export-gone": Went({INIT: "", "pytorch/module.py": CLASS}, {"user moved breaking"}, f"{TE}.module.Linear"),
-    "moved-to-a-nearer-place-first": Went({INIT: "", "pytorch/layers/deep.py": CLASS, "pytorch/nn.py": "from .layers.deep import Linear"}, {"user moved breaking"}, f"{TE}.nn.Linear"),
+    "moved-to-a-nearer-package-first": Went({INIT: "", "pytorch/layers/deep.py": CLASS, "pytorch/nn/__init__.py": "from ..layers.deep import Linear"}, {"user moved breaking"}, f"{TE}.nn.Linear"),
+    "moved-and-imported-by-a-module-before-it": Went({INIT: "", "pytorch/linear.py": CLASS, "pytorch/attention.py": "from .linear import Linear"}, {"user moved breaking"}, f"{TE}.linear.Linear"),
     "renamed": Went({INIT: "from .module import LinearV2", "pytorch/module.py": CLASS.replace("Linear", "LinearV2")}, {"user renamed breaking"}, f"{TE}.LinearV2"),
     "removed": Went("class Zz: ...", {"user removed breaking"}),
     "a-name-that-was-there-before-is-no-rename": Went({INIT: ""}, {"user removed breaking"}),
@@ -192,9 +193,32 @@ def test_a_none_that_is_used_unasked_breaks(tmp_path: Path) -> None:
     }
 
 
+BASE, STORAGE = (
+    "class LayerBase:\n    def data(self): ...\n    def scale(self): ...",
+    "class LayerStorage:\n    def data(self): ...",
+)
+# MXFP8TensorBase of `tensor._internal`, 2.8.0 to 2.9.0: the module is gone, and the class has another name
+RENAMED_ON_THE_WAY: dict[str, tuple[Sources, set[str]]] = {
+    "in-a-new-module": ({"pytorch/storage.py": STORAGE}, {f"moved {TE}.storage.LayerStorage"}),
+    "in-a-module-that-was-there": ({"pytorch/rest.py": STORAGE}, {"removed "}),
+    "with-other-members": ({"pytorch/storage.py": STORAGE.replace("data", "place")}, {"removed "}),
+    "of-another-kind": ({"pytorch/storage.py": "def LayerStorage(data, scale): ..."}, {"removed "}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("new", "said"), RENAMED_ON_THE_WAY.values(), ids=RENAMED_ON_THE_WAY)
+def test_a_name_that_moved_and_was_renamed_on_the_way(new: Sources, said: set[str], tmp_path: Path) -> None:
+    old = {"pytorch/internal.py": BASE, "pytorch/rest.py": ""}
+    code = {"a.py": "from transformer_engine.pytorch.internal import LayerBase"}
+    assert {f"{f.kind} {f.suggestion}" for f in compare_source(tmp_path, old, new, code).findings} == said
+
+
 def test_a_module_that_is_deprecated_on_import_is_a_risk(tmp_path: Path) -> None:
-    new = "import warnings\nwarnings.warn('use other', DeprecationWarning)\n" + CLASS
-    assert said_by(compare(tmp_path, CLASS, new, "te.Linear.require()(8)")) == {"user deprecated risk"}
+    warns = "import warnings\nwarnings.warn('use other', DeprecationWarning)\n"
+    shim = {INIT: warns + "from .linear import Linear", "pytorch/linear.py": CLASS}
+    for place, new in {"": {INIT: warns + CLASS}, f"{TE}.linear.Linear": shim}.items():
+        (finding,) = compare(tmp_path / f"to-{place}", CLASS, new, "te.Linear.require()(8)").findings
+        assert (finding.kind, finding.impact, finding.suggestion) == ("deprecated", "risk", place)
 
 
 def test_a_file_that_is_not_python_does_not_stop_the_reading_of_others(tmp_path: Path) -> None:
