@@ -6,6 +6,7 @@ import ast
 import builtins
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from .bodies import Test
@@ -88,21 +89,18 @@ def _evaluate(node: ast.expr, values: Mapping[str, object], never_none: set[str]
             return _evaluate(ast.BoolOp(ast.And(), parts), values, never_none)
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in OPERATORS:
             return _compares(left, op, right, values)
-    try:
+    with suppress(Unknowable):
         value = _constant(node, values)
-    except Unknowable:
-        return None
-    return None if isinstance(value, Member) else bool(value)
+        return None if isinstance(value, Member) else bool(value)
+    return None
 
 
 def _compares(left: ast.expr, op: ast.cmpop, right: ast.expr, values: Mapping[str, object]) -> bool | None:
-    try:
+    with suppress(Unknowable, TypeError):
         one, other = _constant(left, values), _constant(right, values)
-        if isinstance(one, Member) is not isinstance(other, Member):
-            return None  # a member may be a text, too
-        return bool(OPERATORS[type(op)](one, other))
-    except (Unknowable, TypeError):
-        return None
+        if isinstance(one, Member) is isinstance(other, Member):  # a member may be a text, too
+            return bool(OPERATORS[type(op)](one, other))
+    return None
 
 
 def _is_instance(value: object, kinds: ast.expr) -> bool | None:

@@ -36,6 +36,7 @@ from .interpreted import (
     Values,
     Vendor,
     VendorModule,
+    argument_of_values,
     calculate,
     compare,
     constant,
@@ -51,7 +52,7 @@ from .interpreted import (
 )
 from .project import Source, SourceFile
 from .release import Absent, Release
-from .surface import BELOW, RESULT, UNKNOWN, Argument, Member, Symbol, Use, UseKind, argument_of, is_caught
+from .surface import BELOW, RESULT, UNKNOWN, Argument, Symbol, Use, UseKind, argument_of, is_caught
 
 Key = tuple[str, int, int, UseKind]
 """A place that uses something: file, line, column, kind."""
@@ -182,7 +183,7 @@ class Expressions(ABC):
                 continue
             match list(self._quietly(argument.value, names)):
                 case [Items(values=values)]:
-                    plain += [_of_values(one) or UNKNOWN for one in values]
+                    plain += [argument_of_values(one) or UNKNOWN for one in values]
                 case _:
                     is_cut = True
         keywords: dict[str, Argument] = {}
@@ -194,7 +195,7 @@ class Expressions(ABC):
             for one in self._quietly(keyword.value, names):
                 is_open |= not isinstance(one, Keywords) or one.is_open
                 if isinstance(one, Keywords):
-                    keywords |= {key: _of_values(values) or UNKNOWN for key, values in one.items.items()}
+                    keywords |= {key: argument_of_values(values) or UNKNOWN for key, values in one.items.items()}
                     guarded |= {key for key, values in one.items.items() if is_untold(values)}
         use = replace(
             self._use(value, UseKind.CALL, node, names), positionals=tuple(plain), keywords=keywords,
@@ -203,7 +204,7 @@ class Expressions(ABC):
         self._keep_use(use, node)
 
     def _argument(self, node: ast.expr, names: Names) -> Argument:
-        return _of_values(self._quietly(node, names)) or argument_of(node, names.facts)
+        return argument_of_values(self._quietly(node, names)) or argument_of(node, names.facts)
 
     @abstractmethod
     def _of_call(self, node: ast.Call, names: Names, unpack: int = 0) -> Values:
@@ -399,13 +400,11 @@ class Expressions(ABC):
 
     def _is_loaded(self, dotted: str, file: str = "") -> bool:
         """Whether a submodule is an attribute of its package: the library or the code (this file of it) imports it."""
-        loads = self.release.may_load(dotted)
-        return loads or any(name == dotted and file in ("", place) for place, name in self._loaded)
+        return self.release.may_load(dotted) or any(name == dotted and file in ("", at) for at, name in self._loaded)
 
     def _load(self, dotted: str, names: Names) -> None:
         """Note that a file imports a module of the package, and with it the packages that hold that one."""
-        parts = accumulate(dotted.split("."), "{}.{}".format)
-        self._loaded |= {(names.file.module, part) for part in parts}
+        self._loaded |= {(names.file.module, part) for part in accumulate(dotted.split("."), "{}.{}".format)}
 
     def _in_missing(self, owner: Missing, at: Access) -> Values:
         self._note(Vendor(owner.symbol), UseKind.NAME, at.node, at.names)  # an attribute of None raises
@@ -594,24 +593,3 @@ class Expressions(ABC):
         if left != known and left:
             names.names[name] = left
         return bool(left)
-
-
-def _of_values(values: Values) -> Argument | None:
-    """What is known of an argument by its values; None where one of them can be anything."""
-    if all(isinstance(one, Const) for one in values):
-        literals = tuple(sorted((one.value for one in values if isinstance(one, Const)), key=repr))
-        return Argument(literals, never_none=None not in literals)
-    members = [_member(one) for one in values]
-    if None not in members:
-        return Argument(tuple(sorted(members, key=repr)), never_none=True)
-    if all(isinstance(one, Vendor | VendorModule | Function | Class | Method) for one in values):
-        return Argument(never_none=True)
-    return None
-
-
-def _member(value: object) -> Member | None:
-    """`Format.E4M3`: what a class of Transformer Engine holds under a name in capitals."""
-    match value:
-        case Vendor(symbol=Symbol(name=owner), path=(name,)) if name.isupper() and owner[:1].isupper():
-            return Member(owner, name)
-    return None

@@ -17,7 +17,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from .project import SourceFile
-from .surface import ELEMENT, Argument, Symbol
+from .surface import ELEMENT, Argument, Member, Symbol
 
 
 @dataclass(frozen=True)
@@ -314,6 +314,27 @@ def _joined(sides: list[Values]) -> Values:
         is_drained,
     )
     return frozenset({one for one in both if not isinstance(one, Keywords)} | {whole})
+
+
+def argument_of_values(values: Values) -> Argument | None:
+    """What is known of an argument by its values; None where one of them can be anything."""
+    if all(isinstance(one, Const) for one in values):
+        literals = tuple(sorted((one.value for one in values if isinstance(one, Const)), key=repr))
+        return Argument(literals, never_none=None not in literals)
+    members = [_member(one) for one in values]
+    if None not in members:
+        return Argument(tuple(sorted(members, key=repr)), never_none=True)
+    if all(isinstance(one, Vendor | VendorModule | Function | Class | Method) for one in values):
+        return Argument(never_none=True)
+    return None
+
+
+def _member(value: object) -> Member | None:
+    """`Format.E4M3`: what a class of Transformer Engine holds under a name in capitals."""
+    match value:
+        case Vendor(symbol=Symbol(name=owner), path=(name,)) if name.isupper() and owner[:1].isupper():
+            return Member(owner, name)
+    return None
 
 
 # --- arithmetic --------------------------------------------------------------------------------------------------

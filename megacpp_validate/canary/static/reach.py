@@ -123,8 +123,7 @@ def _named(release: Release, function: griffe.Function, target: str) -> griffe.F
     found = release.in_scope(function.module, dotted)
     if not isinstance(found, Found) or not release.library.owns(found.obj.path):
         return None
-    is_applied = dotted != target and isinstance(found.obj, griffe.Class)
-    obj = found.obj.members.get("forward") if is_applied else found.obj
+    obj = found.obj.members.get("forward") if dotted != target and isinstance(found.obj, griffe.Class) else found.obj
     return obj if isinstance(obj, griffe.Function) else None
 
 

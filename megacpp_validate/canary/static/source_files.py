@@ -60,7 +60,11 @@ class SourceFiles:
         with tempfile.TemporaryDirectory(prefix="megacpp-te-") as folder:
             root = Path(folder).resolve()
             for name in self.names:
-                _write(root / name, self._raw(name))
+                place, raw = root / name, self._raw(name)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(SyntaxError, ValueError):  # whoever reads it will say so
+                    raw = decoded(raw).encode()
+                place.write_bytes(raw)
             yield root
 
 
@@ -97,10 +101,3 @@ def why_not_loaded(wheel: str, folder: Path, roots: Sequence[str], fault: Except
         except (SyntaxError, ValueError, OSError) as wrong:
             cause = f"{file.relative_to(folder)} has an edit that is not finished, or code for a newer Python: {wrong}"
     return f"{wheel} cannot be read: {fault}. Likely cause: {cause}. Next step: choose another release."
-
-
-def _write(path: Path, raw: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(SyntaxError, ValueError):  # whoever reads it will say so
-        raw = decoded(raw).encode()
-    path.write_bytes(raw)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -195,12 +196,10 @@ def _annotated(node: ast.expr | None, kinds: Mapping[str, ast.expr]) -> Argument
         case ast.Name(id=name) if name in _NEVER_NONE:
             return Argument(never_none=True, type_name=_MADE.get(name, "") if name != "float" else "")
         case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
-            try:
+            with suppress(ValueError):
                 values = ast.literal_eval(inner)
-            except ValueError:
-                return UNKNOWN
-            every = values if isinstance(values, tuple) else (values,)
-            return Argument(every, never_none=None not in every)
+                every = values if isinstance(values, tuple) else (values,)
+                return Argument(every, never_none=None not in every)
         case ast.Subscript(value=ast.Name(id=name)) if name in _NEVER_NONE:
             return Argument(never_none=True)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
