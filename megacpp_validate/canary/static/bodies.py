@@ -206,15 +206,11 @@ class Guard:
 @once_per_node
 def guards(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Guard]:
     """Every guard in a function's own body, nested functions left out."""
-    return guards_of(node.body)
+    return [guard for part, tests in _reached_in(node.body, ()) if (guard := guard_of(part, tests)) is not None]
 
 
-def guards_of(body: list[ast.stmt]) -> list[Guard]:
-    """Every guard in a list of statements."""
-    return [guard for part, tests in _reached_in(body, ()) if (guard := _guard(part, tests)) is not None]
-
-
-def _guard(part: ast.AST, tests: tuple[Test, ...]) -> Guard | None:
+def guard_of(part: ast.AST, tests: tuple[Test, ...]) -> Guard | None:
+    """What a statement is as a guard, behind some tests; None for any other."""
     match part:
         case ast.Raise():
             return Guard("raise", part, tests)

@@ -121,6 +121,9 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
             yield _renamed_in_place(had, has)
         else:
             yield _breaks(ChangeKind.PARAMETER_REMOVED, had.name, _text(had), _text(has))
+    swallowed = after[len(before) : len(use.positionals) + use.open_positionals] if old.takes_any_positional else []
+    if swallowed and old.named(swallowed[0].name) is None:  # what `*args` took falls into a new parameter
+        yield _breaks(ChangeKind.PARAMETER_REORDERED, swallowed[0].name, "*", _order(after))
 
 
 def _new_mode(has: Parameter, old: Signature, new: Signature, use: Use) -> Parameter | None:

@@ -8,12 +8,13 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from . import bodies
+from .call_changes import bind
 from .expressions import Access, Expressions, Lacking
 from .interpreted import (
     ANYTHING,
@@ -40,6 +41,7 @@ from .interpreted import (
     VendorModule,
     call_external,
     call_known,
+    compare,
     constant,
     container_of,
     each_of,
@@ -47,7 +49,7 @@ from .interpreted import (
     forked,
 )
 from .release import Absent, Found
-from .shapes import shape_of, signature_of
+from .shapes import UNKNOWN_SHAPE, Shape, shape_of, signature_of
 from .surface import RESULT, UNKNOWN, Symbol, UseKind
 from .syntax_nodes import once_per_node, parameters_of
 
@@ -122,6 +124,10 @@ class Calls(Expressions):
                 self._note_load(node, func, names, {type(one) for one, _ in callees})
         return either(*(self._call_one(one, Call(node, names, given, attr, unpack)) for one, attr in callees))
 
+    def _note_call(self, value: Vendor, node: ast.Call, names: Names, **facts: Any) -> None:
+        if not self._quiet:
+            self._keep_use(self._use_of_call(value, node, names, **facts), node)
+
     def _owners_by(self, method: str, names: Names) -> Values:
         """An object of which a method is known alone: of the only class that the file names and that has such a method.
 
@@ -139,9 +145,8 @@ class Calls(Expressions):
 
     def _defines(self, value: Vendor, method: str) -> bool:
         """Whether something is a class that defines a method in its own body."""
-        found = self.release.lookup(value.symbol.module, value.symbol.name)
-        member = found.obj.members.get(method) if isinstance(found, Found) and found.obj.is_class else None
-        return member is not None and member.is_function
+        obj = self._shape(value).obj
+        return obj is not None and obj.is_class and method in obj.members and obj.members[method].is_function
 
     def _note_replaced(self, node: ast.Call, names: Names, given: list[Values]) -> None:
         """Note what a test replaces, which has to be there: `patch("transformer_engine.f")`, `setattr(te, "f", g)`."""
@@ -183,13 +188,10 @@ class Calls(Expressions):
         return frozenset({Vendor(callee.symbol, (*callee.path, RESULT))})
 
     def _call_missing(self, callee: Missing, call: Call) -> Values:
-        self._note(Vendor(callee.symbol), UseKind.NAME, call.node, call.names)  # a call of None raises
-        return ANYTHING
+        return self._in_missing(callee, Access("", call.node, call.names))  # a call of None raises
 
     def _call_vendormodule(self, callee: VendorModule, call: Call) -> Values:
-        owner, _, last = callee.path.rpartition(".")
-        self._note_call(Vendor(Symbol(owner, last)), call.node, call.names, unpack=call.unpack)
-        return ANYTHING
+        return self._call_vendor(Vendor(Symbol(*callee.path.rpartition(".")[::2])), call)
 
     def _call_method(self, callee: Method, call: Call) -> Values:
         return self._call_function(callee.function, call.with_first(callee.holder))
@@ -228,8 +230,12 @@ class Calls(Expressions):
         bound = self._bind_arguments(callee, call)
         made = [one for one in self._returns.get(callee.node, ()) if isinstance(one, Vendor)]
         by_argument = len(made) > 1 and any(isinstance(one, Const) for values in bound.values() for one in values)
-        if (by_argument or self._minds_version(callee)) and len(self._reading) < _DEEPEST and self._steps < _STEPS:
-            return forked(self._read_again(callee, bound))
+        texts = (str(one.value) for values in bound.values() for one in values if isinstance(one, Const))
+        named = any(map(self.release.library.owns, texts))
+        imports = named and not {"import_module", "__import__"}.isdisjoint(_names_in(callee.node))
+        is_open = len(self._reading) < _DEEPEST and self._steps < _STEPS
+        if is_open and (by_argument or imports or self._minds_version(callee)):
+            return forked(self._read_again(callee, bound, *((call.node, call.names) if imports else ())))
         known = self._parameters.setdefault(callee.node, {})
         for name, values in bound.items():
             told = frozenset(v for v in values if isinstance(v, Vendor | VendorModule | Class | Instance))
@@ -245,21 +251,17 @@ class Calls(Expressions):
     def _call_import(self, callee: Import, call: Call) -> Values:
         """What an object gives that imports when it is called; its use is noted where the call stands."""
         inner = self._inside(callee.function)
-        inner.caught = frozenset({"Exception"})
-        try:
-            with self._noting_nothing():
-                found = self._run_body(callee.function, inner)
-        except Lacking as fault:
-            self._note(Vendor(fault.symbol), UseKind.NAME, call.node, call.names, optional=not callee.insists)
-            return ANYTHING if callee.insists else frozenset({Missing(fault.symbol)})
-        for one in found:
-            if isinstance(one, Vendor):
-                self._note(one, UseKind.NAME, call.node, call.names, optional=not callee.insists)
-        return found
+        inner.caught = frozenset() if callee.insists else frozenset({"Exception"})
+        with self._noting_nothing(call.node, call.names):
+            try:
+                return self._run_body(callee.function, inner)
+            except Lacking as fault:
+                return frozenset({Missing(fault.symbol)})
 
-    def _read_again(self, function: Function, bound: dict[str, Values]) -> Values:
-        """What a function that reaches the version returns for these arguments."""
-        key = (function.node, *sorted((n, v) for n, v in bound.items() if all(isinstance(o, Const) for o in v)))
+    def _read_again(self, function: Function, bound: dict[str, Values], *place: Any) -> Values:
+        """What a function that reaches the version, or imports by texts at `place`, returns for these arguments."""
+        known = sorted((n, v) for n, v in bound.items() if all(isinstance(o, Const) for o in v))
+        key = (function.node, place and (place[0], self._quiet), *known)
         try:
             if key in self._again:
                 return self._again[key]
@@ -271,7 +273,7 @@ class Calls(Expressions):
         self._reading.append(function.node)
         self._steps += 1
         asked = self._asked
-        with self._noting_nothing():
+        with self._noting_nothing(*place):
             self._again[key] = self._run_body(function, names)
         self._asked = asked
         self._reading.pop()
@@ -294,11 +296,10 @@ class Calls(Expressions):
         if node not in self._minding:
             self._minding[node] = False
             named = _names_in(node)
-            found = not named.isdisjoint(_MINDS_VERSION)
-            for name in sorted(named) if not found else ():
-                called = function.names.find(name) or frozenset()
-                found |= any(self._tells(f) or (isinstance(f, Function) and self._minds_version(f)) for f in called)
-            self._minding[node] = found
+            called = (one for name in sorted(named) for one in function.names.find(name) or ())
+            self._minding[node] = not named.isdisjoint(_MINDS_VERSION) or any(
+                self._tells(one) or (isinstance(one, Function) and self._minds_version(one)) for one in called
+            )
         return self._minding[node]
 
     def _call_several(self, held: Several, call: Call) -> Values:
@@ -358,10 +359,9 @@ class Calls(Expressions):
                     if isinstance(one, Vendor):
                         self._note_call(one, call.node, call.names, first=1, partial=True)
                 return called
-        name = callee.path.rpartition(".")[2]
-        known = self._call_about_release(name, call) or container_of(callee.path, call.given)
+        known = self._call_about_release(callee.path.rpartition(".")[2], call) or container_of(callee.path, call.given)
         texts = [str(one.value) for values in call.given for one in values if isinstance(one, Const)]
-        if known is None and self.release.library.names_version("_".join((name, *texts))):
+        if known is None and self.release.library.names_version("_".join((callee.path.rpartition(".")[2], *texts))):
             return frozenset({UNTOLD}) if self._divides(texts) else ANYTHING
         return known or call_external(callee.path, call.given)
 
@@ -425,12 +425,33 @@ class Calls(Expressions):
                     found += default
         return either(*found) if found else ANYTHING
 
+    def _shape(self, value: Vendor) -> Shape:
+        found = self.release.lookup(value.symbol.module, value.symbol.name)
+        return shape_of(self.release, found, value.path) if isinstance(found, Found) else UNKNOWN_SHAPE
+
+    def _fits(self, statement: ast.stmt, names: Names) -> bool:
+        """Whether a statement is one call, of something of Transformer Engine that takes what the call passes."""
+        call: Any = getattr(statement, "value", None)
+        callees = [*self._quietly(call.func, names)] if isinstance(call, ast.Call) else []
+        taken = 0
+        for one in (one for one in callees if isinstance(one, Vendor)):
+            signature, use = signature_of(self.release, self._shape(one)), self._use_of_call(one, call, names)
+            taken += signature is not None and not use.open_keywords and bind(signature, use).fits
+        return 0 < taken == len(callees)
+
+    def _of_compare(self, node: ast.Compare, names: Names) -> Values:
+        sides = [self._value(one, names) for one in (node.left, *node.comparators)]
+        match sides, node.ops:
+            case [[keys, holders], [ast.In() | ast.NotIn() as op]] if any(isinstance(one, Listing) for one in holders):
+                known = {self._holds(holder, key) for holder in holders for key in keys}
+                self._asked += None in known
+                return ANYTHING if None in known else frozenset(Const(one is isinstance(op, ast.In)) for one in known)
+        return compare(sides, node.ops)
+
     def _holds(self, holder: Value, key: Value) -> bool | None:
         match holder, key:
-            case Listing(owner=Vendor(symbol=symbol, path=path), of_call=True), Const(value=str(name)):
-                found = self.release.lookup(symbol.module, symbol.name)
-                shape = shape_of(self.release, found, path) if isinstance(found, Found) else None
-                signature = signature_of(self.release, shape) if shape is not None else None
+            case Listing(owner=Vendor() as owner, of_call=True), Const(value=str(name)):
+                signature = signature_of(self.release, self._shape(owner))
                 known = signature is not None and signature.named(name) is not None
                 return True if known else None if signature is None or signature.open_keywords else False
             case Listing(owner=owner, of_call=False), Const(value=str(name)):
@@ -447,11 +468,8 @@ class Calls(Expressions):
                 found = self.release.lookup(path, attr)
                 return False if isinstance(found, Absent) else True if isinstance(found, Found) else None
             case Vendor(symbol=symbol, path=path):
-                found = self.release.lookup(symbol.module, symbol.name)
-                shape = shape_of(self.release, found, (*path, attr)) if isinstance(found, Found) else None
-                if shape is None or shape.what == "unknown" or shape.maybe:
-                    return None
-                return shape.what != "missing"
+                shape = self._shape(Vendor(symbol, (*path, attr)))
+                return None if shape.what == "unknown" or shape.maybe else shape.what != "missing"
             case ProjectModule(file=file):
                 return True if attr in self.module(file).names else None
         return None

@@ -263,7 +263,10 @@ class _Comparison:
         one, other = signature_of(self.old, before), signature_of(self.new, after)
         if one is not None and not bind(one, use).fits:  # a call that the old release refuses is no regression
             return
-        if self._stops_being_callable(before, after, is_known=one is not None, is_called=other is not None):
+        # `scope(...)(function)`: what a generator context manager gives is a decorator, too
+        is_lost = is_decorator(self.old, before) is True and is_decorator(self.new, after) is False
+        is_uncallable = other is None and after.what in {"value", "instance", "module"} and not after.maybe
+        if is_lost if one is None else is_uncallable:
             yield self._at(Change(ChangeKind.NOT_CALLABLE, Impact.BREAKING), before, after)
             return
         if one is None or other is None:
@@ -298,11 +301,6 @@ class _Comparison:
         if is_open or shape.what != "class" or constructor is None or signature is None:
             return {}
         return kept_fields(self.new, constructor, {name for one in made for name in bind(signature, one).given})
-
-    def _stops_being_callable(self, before: Shape, after: Shape, *, is_known: bool, is_called: bool) -> bool:
-        if not is_known:  # `scope(...)(function)`: what a generator context manager gives is a decorator, too
-            return is_decorator(self.old, before) is True and is_decorator(self.new, after) is False
-        return not is_called and after.what in {"value", "instance", "module"} and not after.maybe
 
     def _through_constants(
         self, change: Change, first: griffe.Function | None, second: griffe.Function | None

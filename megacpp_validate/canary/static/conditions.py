@@ -87,19 +87,9 @@ def _evaluate(node: ast.expr, values: Mapping[str, object], never_none: set[str]
             pairs = zip([left, *others], ops, others, strict=False)
             parts = [ast.Compare(one, [op], [other]) for one, op, other in pairs]
             return _evaluate(ast.BoolOp(ast.And(), parts), values, never_none)
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in OPERATORS:
-            return _compares(left, op, right, values)
     with suppress(Unknowable):
         value = _constant(node, values)
         return None if isinstance(value, Member) else bool(value)
-    return None
-
-
-def _compares(left: ast.expr, op: ast.cmpop, right: ast.expr, values: Mapping[str, object]) -> bool | None:
-    with suppress(Unknowable, TypeError):
-        one, other = _constant(left, values), _constant(right, values)
-        if isinstance(one, Member) is isinstance(other, Member):  # a member may be a text, too
-            return bool(OPERATORS[type(op)](one, other))
     return None
 
 
@@ -120,6 +110,12 @@ def _is_instance(value: object, kinds: ast.expr) -> bool | None:
 
 
 def _constant(node: ast.expr, values: Mapping[str, object]) -> object:
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
+        one, other = _constant(node.left, values), _constant(node.comparators[0], values)
+        if isinstance(one, Member) is isinstance(other, Member):  # else the member may be a text, too
+            with suppress(TypeError):
+                return bool(OPERATORS[type(node.ops[0])](one, other))
+        raise Unknowable
     if isinstance(node, ast.NamedExpr):
         return _constant(node.value, values)
     if isinstance(node, ast.Name) and isinstance(values.get(node.id), OfType):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 from packaging.version import Version
 
@@ -38,7 +39,6 @@ from .interpreted import (
     VendorModule,
     argument_of_values,
     calculate,
-    compare,
     constant,
     cut,
     each_of,
@@ -108,6 +108,7 @@ class Expressions(ABC):
         self._steps = 0
         self._owners: dict[tuple[str, str], Values] = {}
         self._loaded: set[tuple[str, str]] = set()  # files, and the modules of the package that each imports
+        self._place: tuple[Any, ...] = ()  # a call that imports by texts, the names around it, and whether it is noted
         self._asked = 0  # values in the expression at hand from which the release could be told
 
     @abstractmethod
@@ -124,12 +125,15 @@ class Expressions(ABC):
             return self._value(node, names.fork())
 
     @contextmanager
-    def _noting_nothing(self) -> Iterator[None]:
+    def _noting_nothing(self, *place: Any) -> Iterator[None]:
+        """Note nothing; with the place of a call, what is imported is noted there, as the call does that."""
+        outer, self._place = self._place, (self._place or (*place, self._quiet)) if place else ()
         self._quiet += 1
         try:
             yield
         finally:
             self._quiet -= 1
+            self._place = outer
 
     def _note(self, value: Vendor, kind: UseKind, node: ast.AST, names: Names, *, optional: bool = False) -> None:
         if not self._quiet:
@@ -163,18 +167,19 @@ class Expressions(ABC):
             bound: name that an import binds.
         """
         optional = is_caught(raised, names.caught)
-        self._note(Vendor(symbol), UseKind.NAME, node, names, optional=optional)
+        at, around, quiet = self._place or (node, names, self._quiet)
+        if not quiet:
+            is_optional = optional or is_caught(raised, around.caught)
+            self._keep_use(self._use(Vendor(symbol), UseKind.NAME, at, around, optional=is_optional), at)
         if not isinstance(self.release.lookup(symbol.module, symbol.name), Absent):
             return frozenset({Vendor(symbol)})
         if optional:
             raise Lacking(symbol, raised, bound)
         return ANYTHING
 
-    def _note_call(
+    def _use_of_call(
         self, value: Vendor, node: ast.Call, names: Names, *, unpack: int = 0, first: int = 0, partial: bool = False
-    ) -> None:  # fmt: skip
-        if self._quiet:
-            return
+    ) -> Use:  # fmt: skip
         plain: list[Argument] = []
         is_cut = False  # after `*args` of unknown length, the place of an argument is unknown
         for argument in node.args[first:]:
@@ -197,11 +202,10 @@ class Expressions(ABC):
                 if isinstance(one, Keywords):
                     keywords |= {key: argument_of_values(values) or UNKNOWN for key, values in one.items.items()}
                     guarded |= {key for key, values in one.items.items() if is_untold(values)}
-        use = replace(
+        return replace(
             self._use(value, UseKind.CALL, node, names), positionals=tuple(plain), keywords=keywords,
             open_positionals=is_cut, open_keywords=is_open, guarded=frozenset(guarded), partial=partial, unpack=unpack,
         )  # fmt: skip
-        self._keep_use(use, node)
 
     def _argument(self, node: ast.expr, names: Names) -> Argument:
         return argument_of_values(self._quietly(node, names)) or argument_of(node, names.facts)
@@ -255,19 +259,6 @@ class Expressions(ABC):
         if isinstance(node.op, ast.Not):
             return ANYTHING if known is None else constant(not known)
         return calculate(constant(0), ast.Sub(), values) if isinstance(node.op, ast.USub) else ANYTHING
-
-    def _of_compare(self, node: ast.Compare, names: Names) -> Values:
-        sides = [self._value(one, names) for one in (node.left, *node.comparators)]
-        match sides, node.ops:
-            case [[keys, holders], [ast.In() | ast.NotIn() as op]] if any(isinstance(one, Listing) for one in holders):
-                known = {self._holds(holder, key) for holder in holders for key in keys}
-                self._asked += None in known
-                return ANYTHING if None in known else frozenset(Const(one is isinstance(op, ast.In)) for one in known)
-        return compare(sides, node.ops)
-
-    @abstractmethod
-    def _holds(self, holder: Value, key: Value) -> bool | None:
-        """Whether a name is in a listing; None where that is not known."""
 
     def _of_binop(self, node: ast.BinOp, names: Names) -> Values:
         return calculate(self._value(node.left, names), node.op, self._value(node.right, names))

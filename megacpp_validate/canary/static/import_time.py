@@ -161,7 +161,7 @@ class _Walk:
                 case ast.With(body=inner):
                     self._top_level(inner, place, condition)
                 case ast.Assert() | ast.Raise():
-                    for guard in bodies.guards_of([node]):
+                    if (guard := bodies.guard_of(node, ())) is not None:
                         self._check(guard, place, condition)
                 case ast.Expr(value=ast.Call() as call) | ast.Assign(value=ast.Call() as call):
                     self._called(call, place, condition, _CALL_DEPTH)
@@ -188,9 +188,7 @@ class _Walk:
             yield f"ModuleNotFoundError: no {module} among the sources"
             return
         for name in set(names) - {"*"} - stored_by(self._release.syntax(file)):
-            if self._release.file_of(f"{module}.{name}") is None and isinstance(
-                self._release.lookup(module, name), Absent
-            ):
+            if self._release.file_of(f"{module}.{name}") is None and self._release.lookup(module, name) == Absent():
                 yield f"ImportError: {module} has no {name}"
 
     def _called(self, call: ast.Call, place: _Place, condition: str, depth: int) -> None:

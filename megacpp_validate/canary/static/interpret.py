@@ -38,13 +38,12 @@ from .interpreted import (
     either,
     elements_of,
     is_untold,
-    plain,
     title_of,
     truth_of,
 )
 from .project import SourceFile
 from .release import Absent
-from .surface import Symbol, Use, UseKind, argument_of, is_caught, named_kinds, parameter_facts
+from .surface import RESULT, Symbol, Use, UseKind, argument_of, is_caught, named_kinds, parameter_facts
 from .syntax_nodes import parameters_of, stored_by
 
 _PASSES: Final = 2  # what fields, parameters and results are is known after the first; the second notes uses
@@ -97,7 +96,7 @@ class Interpreter(Calls):
     def module(self, file: SourceFile) -> Names:
         """The names of a module of the project."""
         if file.module not in self._modules:
-            matters = self.project.mentions(file) or file in self.near
+            matters = self.project.mentions(file) or file in self.near or "import_module(" in self.project.text(file)
             tree = self.project.tree(file) if matters else None
             names = self._modules[file.module] = Names(file, facts={})
             if tree is not None:
@@ -284,6 +283,8 @@ class Interpreter(Calls):
             handlers = [one for one in handlers if is_caught(fault.raised, one[1])][:1]
         elif all(self._is_of_vendor(statement, way) for statement in node.body):
             handlers = []
+        elif all(self._is_of_vendor(statement, way) or self._fits(statement, way) for statement in node.body):
+            handlers = [one for one in handlers if one[1] != {"TypeError"}]
         for handler, _ in handlers:
             other = before.fork()
             other.join([other, way] if fault is None else [way])  # what was bound before the fault is there
@@ -294,9 +295,10 @@ class Interpreter(Calls):
             ends += [other] if is_done else []
             if fault is not None:
                 lost = {fault.name} if fault.name else set().union(*map(stored_by, node.body))
-                found = either(*(other.names.get(name, frozenset()) for name in lost), *names.returned[given:])
+                new = (other.names.get(name, frozenset()) - way.names.get(name, frozenset()) for name in lost)
+                found = either(*new, *names.returned[given:])
                 leaves = any(isinstance(one, ast.Return | ast.Continue | ast.Break) for one in ast.walk(handler))
-                self._settle(noted, is_found=any(map(self._is_from_vendor, found)), goes_on=is_done or leaves)
+                self._settle(noted, is_found=any(map(self._is_from_vendor, each_of(found))), goes_on=is_done or leaves)
         if fault is not None and not handlers:
             raise fault
         names.join(ends)
@@ -319,8 +321,9 @@ class Interpreter(Calls):
             case ast.ImportFrom(module=module, level=0):
                 return self.release.library.owns(module or "")
             case ast.Assign(value=value) | ast.Return(value=ast.expr() as value) | ast.Expr(value=value):
-                kinds = Const | Vendor | VendorModule if isinstance(value, ast.Attribute) else Const
-                known = all(isinstance(one, kinds) or plain(one) for one in self._quietly(value, names))
+                fallible = set() if isinstance(value, ast.Attribute) else {RESULT}  # what a call gives
+                others = [v for v in each_of(self._quietly(value, names)) if not isinstance(v, Const | VendorModule)]
+                known = all(isinstance(one, Vendor) and fallible.isdisjoint(one.path) for one in others)
                 return known or isinstance(value, ast.Name)
         return isinstance(statement, ast.Pass)
 

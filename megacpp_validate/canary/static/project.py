@@ -94,7 +94,7 @@ class Project:
     @cached_property
     def names_fp8(self) -> bool:
         """Whether a file that uses Transformer Engine names FP8 or its stateful recipe."""
-        return any(re.search("fp8|DelayedScaling", self._text(file), re.IGNORECASE) for file in self.using)
+        return any(re.search("fp8|DelayedScaling", self.text(file), re.IGNORECASE) for file in self.using)
 
     def near(self, exported: Collection[str]) -> tuple[SourceFile, ...]:
         """Files that do not, and import one of these names from the project all the same, or set extra states."""
@@ -104,28 +104,28 @@ class Project:
         named = rf"from\s[^#\n]+\simport\s(?:\([^)]*|[^\n]*)\b(?:{words})\b|from\s[^#\n]*\b(?:{words})\simport\s\*"
         pattern = re.compile(rf"^\s*(?:{named})", re.MULTILINE)
         others = [f for _, f in sorted(self.files.items()) if not self.mentions(f)]
-        found = (f for f in others if pattern.search(self._text(f)) or ".set_extra_state(" in self._text(f))
+        found = (f for f in others if pattern.search(self.text(f)) or ".set_extra_state(" in self.text(f))
         return tuple(f for f in found if self.tree(f) is not None)
 
     def uses(self, file: SourceFile) -> bool:
         """Whether a file names Transformer Engine outside of comments."""
-        return self._used.search(self._text(file)) is not None
+        return self._used.search(self.text(file)) is not None
 
     def loads_fp8(self, file: SourceFile) -> bool:
         """Whether a file can load the FP8 state of layers of Transformer Engine.
 
         The project names FP8, and the file imports the package, or a file that does, or sets the states of layers.
         """
-        named = imports_in(self._text(file), file.absolute(1, ""))
+        named = imports_in(self.text(file), file.absolute(1, ""))
         places = (*named, *(f"{file.module.rpartition('.')[0]}.{name}" for name in named))  # a script's own folder, too
         taken = (found for name in places if (found := self.find(name)) and self.mentions(found))
-        named |= {name for one in taken for name in imports_in(self._text(one), one.absolute(1, ""))}
+        named |= {name for one in taken for name in imports_in(self.text(one), one.absolute(1, ""))}
         is_near = any(map(self.library.owns, named))
-        return self.names_fp8 and (is_near or ".set_extra_state(" in self._text(file))
+        return self.names_fp8 and (is_near or ".set_extra_state(" in self.text(file))
 
     def mentions(self, file: SourceFile) -> bool:
         """Whether a file itself names Transformer Engine."""
-        return any(name in self._text(file) for name in (self.library.package, self.library.distributions[0]))
+        return any(name in self.text(file) for name in (self.library.package, self.library.distributions[0]))
 
     def find(self, dotted: str) -> SourceFile | None:
         """The file of a module by its dotted name, from any folder of the tree on (`src/`, a repository's root)."""
@@ -149,13 +149,14 @@ class Project:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # invalid escapes of the project
-                    self._trees[file.module] = ast.parse(self._text(file))
+                    self._trees[file.module] = ast.parse(self.text(file))
             except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
                 self._trees[file.module] = None
                 self.unreadable[file.shown] = str(fault) or type(fault).__name__
         return self._trees[file.module]
 
-    def _text(self, file: SourceFile) -> str:
+    def text(self, file: SourceFile) -> str:
+        """The text of a file; empty for one that cannot be read, which `unreadable` then names."""
         if file.module not in self._texts:
             try:
                 self._texts[file.module] = decoded(file.path.read_bytes())

@@ -19,8 +19,7 @@ class ConstructedDataclasses(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:  # noqa: ARG002 - griffe's signature
         """Visit every class of the loaded package."""
-        seen: set[str] = set()
-        _visit(pkg, seen)
+        _visit(pkg, set())
 
 
 def _visit(holder: griffe.Module | griffe.Class, seen: set[str]) -> None:

@@ -285,13 +285,8 @@ class Release:
         texts = [text for text in map(self.text, self.files()) if any(one in text for one in self.library.opaque)]
         return frozenset(name for text in texts for name in taken.findall(text))
 
-    def _is_unread(self, module: str) -> bool:
-        """Whether a module of the package is there and no Python for this interpreter."""
-        file = self.file_of(module)
-        return file is not None and bool(self.why_unreadable(file))
-
     def _lookup_in_class(self, path: str, name: str, seen: set[tuple[str, str]]) -> Lookup:
-        if self._is_unread(path):
+        if (file := self.file_of(path)) is not None and self.why_unreadable(file):
             return Opaque()
         owner, _, last = path.rpartition(".")
         if not owner or self.module(owner) is None:

@@ -292,6 +292,8 @@ def _member_of_class(release: Release, shape: Shape, holder: griffe.Class, name:
             return Shape("function", member, bound=shape.what == "instance" or "classmethod" in labels)
         if isinstance(member, griffe.Object):
             return _held(release, member)
+    if name == "apply" and (made := _applied(holder)) is not None:
+        return Shape("function", made)
     nodes = [release.node_of(cls) for cls in (holder, *bases)]
     if any(texts_naming(node, name) for node in nodes):
         return Shape("value", holder, maybe=not any(node and name in _registered_in(node) for node in nodes))
@@ -450,7 +452,13 @@ def applied_of(release: Release, attribute: griffe.Object) -> griffe.Function | 
     """The signature of `name = SomeFunction.apply`: torch's autograd functions take places only, and no keyword."""
     owner, _, last = str(getattr(attribute, "value", "")).rpartition(".")
     found = release.in_scope(attribute.module, owner) if last == "apply" and _is_dotted(owner) else None
-    forward = found.obj.members.get("forward") if isinstance(found, Found) else None
+    return _applied(found.obj) if isinstance(found, Found) else None
+
+
+def _applied(cls: griffe.Object) -> griffe.Function | None:
+    """`apply` of one of torch's autograd functions: `forward` less its context."""
+    is_autograd = isinstance(cls, griffe.Class) and any(str(base).endswith("Function") for base in cls.bases)
+    forward = cls.members.get("forward") if is_autograd else None
     if not isinstance(forward, griffe.Function):
         return None
     kinds = griffe.ParameterKind

@@ -89,21 +89,13 @@ def parameters_of(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr | No
     return list(pairs)
 
 
-def statements_in(node: ast.AST) -> Iterator[ast.stmt]:
-    """Statements right below a module or a statement, in whichever of its branches, in the order of the lines."""
-    for field in _BRANCHES:
-        for inner in getattr(node, field, ()):
-            if isinstance(inner, ast.stmt):
-                yield inner
-            else:  # an `except` or a `case`
-                yield from inner.body
-
-
 def statements_below(node: ast.AST) -> Iterator[ast.stmt]:
     """Every statement at any depth below a module or a statement; expressions, most of a tree, are not entered."""
-    for statement in statements_in(node):
-        yield statement
-        yield from statements_below(statement)
+    for field in _BRANCHES:
+        for inner in getattr(node, field, ()):
+            if isinstance(inner, ast.stmt):  # else an `except` or a `case`
+                yield inner
+            yield from statements_below(inner)
 
 
 def stored_by(node: ast.AST) -> set[str]:

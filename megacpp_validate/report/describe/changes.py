@@ -38,7 +38,7 @@ KINDS: Final[dict[ChangeKind, tuple[str, str]]] = {
     ChangeKind.PARAMETER_RENAMED: ("{subject} takes {new_name} where it took {parameter}",
         "rename {keyword} to {new_keyword} (keep both ways while {series} is in the matrix)"),
     ChangeKind.PARAMETER_REORDERED: ("{subject} takes its parameters in another order, {parameter} among them",
-        "pass {parameter} by keyword, which works in {series} too"),
+        "pass {parameter} by keyword if {series} takes that too, else call each release by its own signature"),
     ChangeKind.PARAMETER_REQUIRED: ("{subject} now requires {parameter}{was_default}",
         "pass {parameter}"),
     ChangeKind.PARAMETER_KEYWORD_ONLY: ("{subject} takes {parameter} by keyword only",

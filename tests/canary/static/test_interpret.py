@@ -255,6 +255,9 @@ def test_a_submodule_is_there_where_something_imports_it(
     assert "; ".join(f"{at.file}:{at.line} {one.kind} {one.impact}" for one, at in sites) == wanted
 
 
+# a helper that imports by texts; the whole file names the package in texts only
+GET = "import importlib\ndef get(module, name, alt=None):\n    try:\n        found = importlib.import_module(module)\n        return getattr(found, name), True\n    except ImportError:\n        print(name)\n    except AttributeError:\n        pass\n    return alt, False\n"
+
 # code that imports `f`, which release 2.0 has no more -> what is said, and how bad it is
 LOST = {
     "import": ("from transformer_engine.pytorch import f\nf()", {"removed breaking"}),
@@ -299,6 +302,15 @@ LOST = {
     "guard-of-a-package-of-which-the-tree-has-a-part": ("from plugin.guards import is_te_min_version\n" + HEAD + "if not is_te_min_version('1.5'):\n    te.f()", {"removed risk guarded"}),
     "guard-of-something-else-by-name": ("from megatron.core.utils import is_torch_min_version\n" + HEAD + "if is_torch_min_version('1.5'):\n    te.f()", {"removed breaking"}),
     "guard-known-beside-something-else": (MINIMUM + HEAD + "def f(config):\n    if config.fp8 and is_te_min_version('1.0'):\n        te.f()", {"removed breaking"}),
+    "helper-that-imports-by-texts": (GET + "f, HAVE = get('transformer_engine.pytorch', 'f')\nif HAVE:\n    f()", {"removed risk caught"}),
+    "module-of-a-helper-that-imports-by-texts": (GET + "f, HAVE = get('transformer_engine.pytorch.deep', 'f')\nif HAVE:\n    f()", {"removed risk caught"}),
+    "what-a-helper-imports-by-texts": (GET + "g, _ = get('transformer_engine.pytorch', 'g')\ndef run():\n    g(old=1)", {"parameter-removed breaking"}),
+    "guard-by-a-helper-that-imports-by-texts": (GET + "from transformer_engine import pytorch as te\n_, NEW = get('transformer_engine.pytorch', 'new')\nif not NEW:\n    te.f()", {"removed breaking"}),
+    "guard-by-a-helper-that-finds-it": (GET + "from transformer_engine import pytorch as te\n_, OLD = get('transformer_engine.pytorch', 'f')\nif OLD:\n    te.f()", {"removed risk caught"}),
+    "helper-that-insists": ("import importlib\ndef get(module, name):\n    return getattr(importlib.import_module(module), name)\nf = get('transformer_engine.pytorch', 'f')", {"removed breaking"}),
+    "call-in-a-try-that-fits-the-new-release": (HEAD + "def run():\n    try:\n        return te.h(new=1)\n    except TypeError:\n        return te.h()", set()),
+    "call-in-a-try-that-does-not": (HEAD + "def run():\n    try:\n        return te.h(old=1)\n    except TypeError:\n        return te.h()", {"parameter-removed risk caught", "parameter-required breaking", "parameter-required risk caught"}),
+    "call-in-a-try-for-any-exception": (HEAD + "def run():\n    try:\n        return te.h(new=1)\n    except Exception:\n        return te.h()", {"parameter-required breaking"}),
     "asked-for": (HEAD + "if hasattr(te, 'f'):\n    te.f()\nelse:\n    te.g()", set()),
     "type-checking": ("from typing import TYPE_CHECKING\nimport transformer_engine.pytorch\nif TYPE_CHECKING:\n    from transformer_engine.pytorch import f", set()),
 }  # fmt: skip

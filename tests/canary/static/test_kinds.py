@@ -51,6 +51,13 @@ DEFINITIONS = [
     Case("classmethod-became-staticmethod", "class State:\n    @classmethod\n    def reset(cls, hard=False): ...", "class State:\n    @staticmethod\n    def reset(hard=False): ...", "te.State.require().reset(hard=True)", set()),
 ]  # fmt: skip
 
+APPLY = (
+    "import torch\nclass Layer(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x, {}args, *w): ..."
+)
+DEFINITIONS += [
+    Case("apply-of-an-autograd-function", APPLY.format(""), APPLY.format("splits, "), "te.Layer.require().apply(1, 2, *rest())", {"user parameter-reordered args breaking"}),
+    Case("apply-of-a-module", APPLY.format("").replace("autograd.Function", "nn.Module"), APPLY.format("splits, ").replace("autograd.Function", "nn.Module"), "te.Layer.require().apply(1, 2, *rest())", set()),
+]  # fmt: skip
 TAKES = "class Layer:\n    def __init__(self, size): ..."
 DEFINITIONS += [
     Case("became-a-lambda", FUNCTION, "Layer = lambda size: size", CALLS, set()),
@@ -93,6 +100,8 @@ PARAMETERS = [
     call("positional-only", "x, y", "x, y, /", "x=1, y=2", {"user parameter-positional-only x breaking", "user parameter-positional-only y breaking"}),
     call("keyword-only", "x, y", "x, *, y", "1, 2", {"user parameter-keyword-only y breaking"}),
     call("reordered", "x, probs, mask", "x, mask, probs", "1, 2, 3", {"user parameter-reordered probs breaking"}),
+    call("swallowed-by-args-and-named-now", "x, *w", "x, out, *w", "1, 2", {"user parameter-reordered out breaking"}),
+    call("starred-into-args-and-named-now", "x, *w", "x, out=None, *w", "1, *rest()", {"user parameter-reordered out breaking"}),
     call("newly-required", "x", "x, layout", "1", {"user parameter-required layout breaking"}),
     call("lost-its-default", "x, layout='a'", "x, layout", "1", {"user parameter-required layout breaking"}),
     call("default-changed", "x, eps=1e-5", "x, eps=1e-6", "1", {"user default-changed eps risk"}),
