@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from functools import cached_property
 from itertools import combinations
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Final, TypeGuard
 
+from ..catalog.bridge import BridgeModule
 from ..evidence.receipt import Backend, Outcome, Receipt
 from ..evidence.values import ENVIRONMENT, Cause
 from .checks import (
@@ -45,9 +46,6 @@ _RESULT: Final = re.compile(r"^(?:AttributeError|TypeError|ValueError): .*(?:'\w
 _OF_THE_LAYER: Final = re.compile(
     r"(?:fp8\.\w+\.(?:forward|dgrad|wgrad|bias|finite|blocks|backend)(?:\.applied)?|second-use)$"
 )
-
-
-Module: TypeAlias = Any  # a row of `catalog.bridge`: that room lies above this one
 
 
 class Change(StrEnum):
@@ -263,7 +261,7 @@ class Order:
         return other in self.below[name] if name in self.below else other in self.names
 
 
-def read_order(modules: Sequence[Module]) -> Order:
+def read_order(modules: Sequence[BridgeModule]) -> Order:
     """The order of the matrix; of a dependency that comes later in the matrix only the name counts."""
     below: dict[str, frozenset[str]] = {}
     for module in modules:
@@ -337,7 +335,7 @@ class Case:
         return self.others if self.shared is None else self.members
 
 
-def blame(receipts: Iterable[Receipt], modules: Sequence[Module]) -> tuple[Case, ...]:
+def blame(receipts: Iterable[Receipt], modules: Sequence[BridgeModule]) -> tuple[Case, ...]:
     """Every red module of one environment as a culprit or a cascade, without a comparison; the first case is to blame.
 
     Args:

@@ -7,24 +7,14 @@ from collections.abc import Mapping, Sequence
 from textwrap import shorten
 from typing import Final
 
+from ..catalog.bridge import BridgeModule
+from ..catalog.images import Needs
 from ..evidence.receipt import Check, Outcome, Receipt
 from ..evidence.values import ENVIRONMENT, Cause, Frozen
-from .blame import (
-    Case,
-    Change,
-    Module,
-    Order,
-    Red,
-    file_reds,
-    find_blockers,
-    is_red,
-    merge_cases,
-    read_order,
-    share_cases,
-)
+from .blame import Case, Change, Order, Red, file_reds, find_blockers, is_red, merge_cases, read_order, share_cases
 from .checks import FIREWALL, USES
 from .diagnose import Diagnosis, diagnose, find_host_fault
-from .next_steps import Needs, Sides, next_step, second_copies, version_of
+from .next_steps import Sides, next_step, second_copies, version_of
 from .rows import component_named
 
 NEW: Final = frozenset({Change.REGRESSED, Change.NEW})
@@ -71,7 +61,9 @@ class Culprit(Frozen):
         return self.cause is Cause.PERFORMANCE and self.signature.startswith("slower")
 
 
-def blame_receipts(receipts: Sequence[Receipt], modules: Sequence[Module], needs: Needs | None) -> tuple[Culprit, ...]:
+def blame_receipts(
+    receipts: Sequence[Receipt], modules: Sequence[BridgeModule], needs: Needs | None
+) -> tuple[Culprit, ...]:
     """The culprits of the red receipts of one stack, without a comparison: for the release gate.
 
     Every red receipt becomes a culprit or a cascade; faults of the host have no culprit.

@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from packaging.version import Version
 
+from ..catalog.images import Need, Needs
 from ..evidence.receipt import Library, Outcome, Package, Receipt
 from ..evidence.values import Cause, Frozen, read_version
 from .blame import Red
@@ -108,11 +109,6 @@ _STANDS_ON: Final[dict[str, tuple[str, ...]]] = {
     "linear_walker": ("cuBLAS", "torch"), "expert_gemm": ("cuBLAS", "DeepGEMM", "torch"),
     "permute": ("triton", "torch"), "layer_spec": ("cuBLAS", "torch"), "imports": ("torch", "cuBLAS"),
 }  # fmt: skip
-
-
-# Rows of `catalog.images`: that room lies above this one.
-Need: TypeAlias = Any
-Needs: TypeAlias = Any
 
 
 class VersionChange(Frozen):

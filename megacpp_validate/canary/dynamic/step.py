@@ -8,11 +8,13 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from ...diagnosis.blame import Change, Module, Red, find_blockers, has_evidence, is_red, read_order
+from ...catalog.bridge import BridgeModule
+from ...catalog.images import Needs
+from ...diagnosis.blame import Change, Red, find_blockers, has_evidence, is_red, read_order
 from ...diagnosis.checks import USES
 from ...diagnosis.culprits import Culprit, file_cases, name_culprits
 from ...diagnosis.diagnose import find_host_fault, is_same, sign
-from ...diagnosis.next_steps import Needs, Sides, VersionChange, compare_versions, release_of
+from ...diagnosis.next_steps import Sides, VersionChange, compare_versions, release_of
 from ...evidence.receipt import Outcome, Receipt, cell_id
 from ...evidence.values import ENVIRONMENT, Frozen
 from .slowdown import TimingChange, name_changed, name_shared, split_slowness
@@ -115,7 +117,7 @@ def compare(before: Receipt | None, after: Receipt | None) -> Change:
 def compare_stacks(
     before: StackReceipts,
     after: StackReceipts,
-    modules: Sequence[Module],
+    modules: Sequence[BridgeModule],
     timings: Sequence[TimingChange] = (),
     *,
     target: str = "",
@@ -219,7 +221,7 @@ def find_lost_checks(before: Receipt, after: Receipt) -> tuple[str, ...]:
     return tuple(name for name in lost if not absent & {*name.split(".")} and not name.startswith("speed."))
 
 
-def _read_sides(known: _Known, modules: Sequence[Module], needs: Needs | None) -> Sides:
+def _read_sides(known: _Known, modules: Sequence[BridgeModule], needs: Needs | None) -> Sides:
     versions = compare_versions(known.old, known.new)
     release = release_of(known.old)
     same = bool(release) and release == release_of(known.new)
