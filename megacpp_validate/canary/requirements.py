@@ -24,7 +24,8 @@ from packaging.version import Version
 from ..catalog.bridge import Catalog
 from ..catalog.images import CudaLibrary, Images, Need, Needs, Range, read_images, read_needs
 from ..diagnosis.rows import owner_of
-from ..environments.fits import LIBRARIES, Fit, FitVerdict, Stack, judge_stack, read_given, require_known
+from ..environments.doctor import read_given
+from ..environments.fits import LIBRARIES, Fit, FitVerdict, Stack, judge_stack, require_known
 from ..errors import ToolError
 from ..evidence.values import Frozen, Result, read_version
 from ..probes.doctor_elf import Elf, NotReadable, Symbol, read_elf

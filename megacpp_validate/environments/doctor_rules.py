@@ -8,27 +8,26 @@ holds, and how bad it is. What a loader error means, and what to do about it, co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any, Final, Literal
 
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ..catalog.bridge import Stack, Target
-from ..catalog.images import CudaLibrary, Need, Needs, VendorPackage, is_in
+from ..catalog.images import Need, Needs, VendorPackage, is_in
 from ..diagnosis.next_steps import advise
 from ..diagnosis.rows import owner_of
 from ..errors import Exit, exit_for
-from ..evidence.doctor_look import Distribution, Extension, PackageLook, PathLook, Wanted
+from ..evidence.doctor_look import Extension, PackageLook, PathLook, Wanted
 from ..evidence.values import Frozen, Result, read_version
+from .fits import JUDGED, TE, Fit, FitVerdict, add_libraries, judge_needs, list_loaded
+from .fits import Stack as LoadedStack
 
-TE: Final = "transformer_engine.pytorch"
 NOT_STARTED: Final = "not started"
 _RUNTIME: Final = "libcudart"
-_CORES: Final = (12, 13)  # major CUDA releases that a core library is on the index for
 _MOST: Final = 3  # examples in a sentence
 _PATCHED: Final = 0.1  # share of files that a person patches; between 2.17.1 and 2.18.0 a quarter of them changes
 # Headers that lay a tensor out: an extension reads its members through what they inline.
@@ -98,6 +97,7 @@ class DoctorResult(Result):
 
 
 BREAKS, UNKNOWN, RISK, NOTE = Weight
+_WEIGHTS: Final = {FitVerdict.REFUSED: BREAKS, FitVerdict.UNKNOWN: UNKNOWN, FitVerdict.WARNED: RISK}
 # Kinds of difference that are about a file of a package, whatever the version of the package is.
 _OF_A_FILE: Final = frozenset({"unreadable", "python", "libraries", "symbols"})
 
@@ -139,63 +139,43 @@ class Host:
             return row.id == "torch"
         return row.required or row.attention in self.target.attention or (row.deep_gemm and self.target.deep_gemm)
 
-    def library(self, name: str) -> CudaLibrary:
-        """The row of a CUDA library."""
-        return next(row for row in self.needs.library if row.id == name)
-
     def look(self, name: str) -> PackageLook | None:
         """The look at a package; None where it is not installed."""
         return next((look for look in self.packages if look.package == name and look.installed), None)
 
-    def installed(self, names: Iterable[str]) -> Distribution | None:
-        """The first distribution on the path with one of some names."""
-        wanted = {canonicalize_name(name) for name in names}
-        return next((one for one in self.path.distributions if canonicalize_name(one.name) in wanted), None)
+    @cached_property
+    def loaded(self) -> LoadedStack:
+        """What is there, as `fits` compares it."""
+        found = {part.name: part for part in list_loaded(self.path, self.packages)}
+        return add_libraries(LoadedStack("the host", "", found, complete=True), self.needs)
 
     @cached_property
     def te(self) -> Version | None:
         """The release of Transformer Engine as loaded, else as installed."""
-        look, found = self.look(TE), self.installed(["transformer-engine"])
-        return read_version(look.version if look else "") or read_version(found.version if found else "")
+        look = self.look(TE)
+        return read_version(look.version if look else "") or self.loaded.version("transformer-engine")
 
     @cached_property
-    def needed(self) -> tuple[Need, ...]:
-        """Rows of what the release needs on a GPU; without one nothing runs on CUDA's libraries."""
-        wheels = [major for major in _CORES if self.installed([f"transformer-engine-cu{major}"])]
-        core = wheels[0] if len(wheels) == 1 else int(self.cuda) if self.cuda.isdecimal() else None
-        te = self.te if self.target.arch else None
-        return tuple(row for row in self.needs.need if te and row.holds_for(te) and row.holds_for_core(core))
+    def needed(self) -> tuple[tuple[Need, Fit], ...]:
+        """What the release needs on a GPU, compared; without one nothing runs on CUDA's libraries."""
+        stack = replace(self.loaded, te=str(self.te or ""))
+        return tuple(judge_needs(stack, self.needs)) if self.target.arch else ()
+
+    @cached_property
+    def titles(self) -> dict[str, str]:
+        """CUDA library -> what people call it."""
+        return {row.id: row.title for row in self.needs.library}
 
     @property
     def cuda(self) -> str:
         """The major CUDA release that torch is built for; empty for a CPU build."""
         return self.path.torch_cuda.partition(".")[0]
 
-    def reported(self, library: str) -> tuple[Version, ...]:
-        """The versions that a CUDA library reports once Transformer Engine, else torch, is imported; oldest first."""
-        looks = filter(None, (self.look(TE), self.look("torch")))
-        texts = (one.version for look in looks for one in look.libraries if one.name == library and one.version)
-        return tuple(sorted(filter(None, map(read_version, next(texts, "").split(", ")))))
-
     @cached_property
     def too_old(self) -> frozenset[str]:
         """Titles of the CUDA libraries that are known to be too old, which explains the symbols that they lack."""
-        rows = [self.library(row.of) for row in self.needed if row.kind == "library"]
-        found = {row.title for row in rows for one in self.needed if one.of == row.id and _is_too_old(one, self)}
-        return frozenset(found)
-
-
-def _is_too_old(need: Need, host: Host) -> bool:
-    version = _find_version(need, host)[0]
-    return need.kind == "library" and version is not None and not need.allows(version)
-
-
-def _find_version(need: Need, host: Host) -> tuple[Version | None, str]:
-    """The version of a library as loaded, else as installed, and which of both. Of two files the older counts."""
-    if reported := host.reported(need.of):
-        return reported[0], ""
-    installed = host.installed(host.library(need.of).distributions)
-    return read_version(installed.version if installed else ""), " is installed"
+        found = (need.of for need, fit in self.needed if need.kind == "library" and fit.verdict is FitVerdict.REFUSED)
+        return frozenset(map(self.titles.__getitem__, found))
 
 
 def judge_host(host: Host) -> tuple[Difference, ...]:
@@ -205,8 +185,7 @@ def judge_host(host: Host) -> tuple[Difference, ...]:
     for look in host.packages:
         if look.package in rows:
             found += _judge_package(_Part(rows[look.package], look, host))
-    for need in host.needed:
-        found += _judge_need(need, host)
+    found += _judge_needs(host)
     if host.target.arch:
         found += [*_judge_runtimes(host), *_judge_second_files(host)]
 
@@ -344,7 +323,7 @@ def _judge_extension(part: _Part, extension: Extension, name: str) -> Iterator[D
         advice = part.advise(f"OSError: {missing[0]}: cannot open shared object file", otherwise)
         weight = BREAKS if part.failed else NOTE
         yield part.find("libraries", weight, name=name, missing=", ".join(missing), advice=advice)
-    never_called = {row.symbol for row in host.needed if row.symbol}
+    never_called = {row.symbol for row, _ in host.needed if row.symbol}
     for wanted in extension.wanted:
         owner = owner_of(wanted.symbol)
         owner = "a library" if owner is None else owner.removesuffix(" ABI") or "Transformer Engine"
@@ -390,40 +369,25 @@ def _list_symbols(symbols: Sequence[Wanted]) -> str:
 # --- what a release needs ---------------------------------------------------------------------------------------------
 
 
-def _judge_need(need: Need, host: Host) -> Iterator[Difference]:
-    """A row of what the release needs, against what is loaded, or installed."""
-    look, found, weight, title = host.look(TE), "", BREAKS, need.of
-    failed = look is not None and (look.failure is not None or bool(look.ended))
-    if need.kind == "library":
-        title = host.library(need.of).title
-        version, how = _find_version(need, host)
-        if version is None and look is not None:
-            found, weight = f"no {title} with a known version", UNKNOWN
-        elif _is_too_old(need, host):
-            found = f"{title} {version}{how}"
-    elif need.kind == "distribution":
-        neighbour, installed = host.installed([need.beside]) if need.with_ else None, host.installed([need.of])
-        if need.with_ and (neighbour is None or not need.holds_beside(read_version(neighbour.version))):
-            return
-        beside = f" beside {neighbour.name} {neighbour.version}" if neighbour else ""
-        version = read_version(installed.version if installed else "")
-        if installed is None:
+def _judge_needs(host: Host) -> Iterator[Difference]:
+    """What the release needs, against what is loaded, or installed."""
+    look = host.look(TE)
+    works = look is not None and look.failure is None and not look.ended
+    symbols = {one.symbol for file in look.extensions for one in file.wanted} if look else set()
+    for need, fit in host.needed:
+        title, weight = host.titles.get(need.of, need.of), _WEIGHTS.get(fit.verdict)
+        words = {"variable": f"{need.of} is not set to 1", "tolerated-symbol": f"{need.symbol} is missing"}
+        if need.kind == "distribution" and works and (need.of in host.loaded.parts or "imports" in need.breaks):
             # After an import without an error this need is no hindrance to the import, whatever the metadata says.
-            found = f"{need.of} is not installed{beside}"
-            weight = BREAKS if failed or look is None or "imports" not in need.breaks else RISK
-        elif version is not None and not need.allows(version):
-            found, weight = f"{need.of} {version}{beside}", BREAKS if failed else RISK
-    elif need.kind == "variable":
-        found, weight = ("" if host.path.variables.get(need.of) == "1" else f"{need.of} is not set to 1"), RISK
-    elif look is not None and any(one.symbol == need.symbol for file in look.extensions for one in file.wanted):
-        found, weight, title = f"{need.symbol} is missing", NOTE, host.library(need.of).title
-    if found:
-        needed = need.version.replace(">=", "at least ").replace("<", "below ") or "any release"
-        row = "need" if need.kind in ("distribution", "variable") else "library"
-        yield host.find(
-            row, f"Transformer Engine {host.te}", need.breaks,
-            weight=weight, source=need.source, found=found, title=title, range=needed, says=need.says, next=need.next,
-        )  # fmt: skip
+            weight = RISK if weight else None
+        elif need.kind not in JUDGED:
+            weight = NOTE if need.symbol in symbols else None
+        if weight:
+            yield host.find(
+                "library" if need.of in host.titles else "need", f"Transformer Engine {host.te}", fit.breaks,
+                weight=weight, source=fit.source, found=words.get(need.kind, f"{title} {fit.seen}"), title=title,
+                range=fit.wanted, says=fit.says, next=fit.next_step,
+            )  # fmt: skip
 
 
 def _judge_second_files(host: Host) -> Iterator[Difference]:
@@ -433,9 +397,10 @@ def _judge_second_files(host: Host) -> Iterator[Difference]:
             of_it = [files for name, files in look.mapped.items() if name == row.id or name.startswith(f"{row.id}_")]
             folders = dict.fromkeys(str(PurePath(file).parent) for files in of_it for file in files)
             if len(folders) > 1:
-                version = ", ".join(map(str, host.reported(row.id))) or "of an unknown version"
+                version = next((one.version for one in look.libraries if one.name == row.id), "")
                 yield host.find(
-                    "two files", row.title, row.breaks, package=look.package, title=row.title, found=version,
+                    "two files", row.title, row.breaks, package=look.package, title=row.title,
+                    found=version or "of an unknown version",
                     folders=", ".join(folders), home=row.title.upper(),
                 )  # fmt: skip
                 break
@@ -449,8 +414,8 @@ def _judge_runtimes(host: Host) -> Iterator[Difference]:
     path = f"; LD_LIBRARY_PATH={host.path.ld_library_path}" if host.path.ld_library_path else ""
     found = ", ".join(f"{name} ({file})" for name, file in look.runtimes.items()) + path
     says, step = "two runtimes in one process do not share their state", "leave only torch's own to be found"
-    breaks, weight, source = host.library(_RUNTIME).breaks, RISK, ""
-    for rule in [need for need in host.needed if need.kind in ("one-runtime", "one-runtime-warned")][:1]:
+    breaks, weight, source = next(row for row in host.needs.library if row.id == _RUNTIME).breaks, RISK, ""
+    for rule in [need for need, _ in host.needed if need.kind in ("one-runtime", "one-runtime-warned")][:1]:
         says, step, source = rule.says, rule.next, rule.source
         if rule.kind == "one-runtime":  # the import throws
             breaks, weight = rule.breaks, BREAKS

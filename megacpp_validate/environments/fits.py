@@ -5,14 +5,11 @@ An unknown version stays unknown, and is never taken for a fit.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 from packaging.requirements import Requirement
@@ -20,14 +17,15 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ..catalog.images import Base, Needs, Range, Rule, Source, is_in
-from ..errors import NoEnvironment, WrongArguments
+from ..catalog.images import Need, Needs, Range, Rule, Source, is_in
+from ..errors import WrongArguments
+from ..evidence.doctor_look import PackageLook, PathLook
 from ..evidence.values import Frozen, read_version
-from .doctor_rules import DoctorResult
-from .interpreter import host_interpreter
 
+TE: Final = "transformer_engine.pytorch"
 LIBRARIES: Final = {"libcudart": "cuda", "libcublasLt": "cublas", "libcudnn": "cudnn", "libnccl": "nccl"}
 _ASKED: Final = "asked for"
+JUDGED: Final = frozenset({"library", "distribution", "variable"})  # kinds of need that `judge_needs` decides
 CORE: Final = ("transformer-engine", "transformer-engine-torch", "transformer-engine-cu13", "transformer-engine-cu12")
 _CORE_CUDA: Final = re.compile(r"transformer-engine-cu(\d+)")
 _LOCAL: Final = re.compile(r"(cpu|xpu|rocm[\d.]*|cu(\d{2,})\d)(?:[.+_-]|$)")
@@ -99,6 +97,7 @@ class Stack:
         target: row of targets.toml; empty where unknown.
         sources: what is built on these parts, from a commit.
         asks: distribution -> range that is asked of it, where its version is unknown.
+        complete: a distribution or a variable that is not named is not there.
     """
 
     name: str
@@ -107,6 +106,7 @@ class Stack:
     target: str = ""
     sources: tuple[Source, ...] = ()
     asks: Mapping[str, str] = field(default_factory=dict)
+    complete: bool = False
 
     def with_release(self, te: str) -> Stack:
         """The same stack after a release of Transformer Engine is installed."""
@@ -126,8 +126,8 @@ class Stack:
     def core_cuda(self) -> int | None:
         """The major CUDA release of the core library, from its name or from what lies beside it."""
         halves = {int(found[1]) for name in self.parts if (found := _CORE_CUDA.fullmatch(name))}
-        if halves:
-            return halves.pop() if len(halves) == 1 else None
+        if len(halves) == 1:
+            return halves.pop()
         cuda, torch, cublas = self.version("cuda"), self.torch_cuda, self.version("cublas")
         return cuda.major if cuda else torch if isinstance(torch, int) else cublas.major if cublas else None
 
@@ -137,6 +137,28 @@ class Stack:
         torch = self.version("torch")
         found = _LOCAL.match(torch.local or "") if torch else None
         return (int(found[2]) if found[2] else found[1]) if found else None
+
+
+def read_part(name: str, version: str, by: str) -> Part:
+    """A distribution or another part; an unreadable version is an unknown one."""
+    return Part(name=canonicalize_name(name), version=str(read_version(version) or ""), brought_by=by)
+
+
+def list_loaded(path: PathLook, packages: Iterable[PackageLook]) -> Iterator[Part]:
+    """What doctor saw. What is loaded counts more than what is installed, and stands later.
+
+    Of the libraries those count that Transformer Engine loads, else torch; of two files the older one.
+    """
+    for one in reversed(path.distributions):  # the first of a name is the one that is loaded
+        yield read_part(one.name, one.version, "doctor")
+    looks = {look.package: look for look in packages}
+    for library in (one for name in ("torch", TE) if name in looks for one in looks[name].libraries):
+        if library.name in LIBRARIES and (known := [*filter(None, map(read_version, library.version.split(", ")))]):
+            yield read_part(LIBRARIES[library.name], str(min(known)), "doctor")
+    rows = {"python": path.python, "torch": path.torch, "driver": path.driver, "cuda": path.torch_cuda}
+    yield from (read_part(name, version, "doctor") for name, version in rows.items() if version)
+    for name in (name for name, value in path.variables.items() if value == "1"):
+        yield Part(name=name, version="1", brought_by="doctor")
 
 
 def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, target: str = "") -> Stack:
@@ -168,36 +190,46 @@ def _name_distributions(needs: Needs) -> dict[str, str]:
     return {str(canonicalize_name(name)): LIBRARIES[row.id] for row in rows for name in row.distributions}
 
 
+def add_libraries(stack: Stack, needs: Needs) -> Stack:
+    """The stack with the libraries of CUDA that its distributions bring, by their own names."""
+    named, parts = _name_distributions(needs), stack.parts
+    brought = {part: parts[name].model_copy(update={"name": part}) for name, part in named.items() if name in parts}
+    return replace(stack, parts={**brought, **parts})
+
+
 def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], releases: Iterable[str]) -> StackFit:
     """Every need of the release, compared with the stack, worst first.
 
     Args:
         releases: that the rows were made from; of a later one the rows do not know what is new.
     """
-    named = _name_distributions(needs)
-    brought = {
-        part: stack.parts[name].model_copy(update={"name": part}) for name, part in named.items() if name in stack.parts
-    }
-    stack = replace(stack, parts={**brought, **stack.parts})
+    stack = add_libraries(stack, needs)
     ranges = [row for row in ranges if not row.targets or not stack.target or stack.target in row.targets]
     fits = [*_judge_builds(needs, stack), *_judge_sources(stack)]
     if (te := read_version(stack.te)) is not None:
-        fits += _judge_rows(stack, te, needs, ranges)
+        # Doctor looks at files and symbols, once they are installed.
+        fits += [fit for need, fit in judge_needs(stack, needs) if need.kind in JUDGED]
+        fits += _judge_ranges(stack, te, ranges)
         fits += [*_judge_release(stack, te, [Version(release) for release in releases]), *_judge_torch(stack)]
     order = list(FitVerdict)
     ordered = tuple(sorted(fits, key=lambda fit: (order.index(fit.verdict), fit.need != "release", fit.component)))
     return StackFit(name=stack.name, te=stack.te, fits=ordered)
 
 
-def _judge_rows(stack: Stack, te: Version, needs: Needs, ranges: Iterable[Range]) -> Iterator[Fit]:
-    """Needs and ranges of the matrix that hold for a release; and its halves, which refuse each other."""
-    for need in needs.need:  # doctor looks at files and symbols, once they are installed
-        if need.kind not in ("library", "distribution", "variable") or not need.holds_for(te):
-            continue
-        if stack.has_beside(need) and need.holds_for_core(stack.core_cuda):
-            says = (need.says, need.next, need.source, FitVerdict.REFUSED, need.breaks)
-            verdict = FitVerdict.WARNED if need.kind == "variable" else None  # whoever starts a run sets it
-            yield _compare(stack, need.id, LIBRARIES.get(need.of, need.of), need.version, *says, verdict=verdict)
+def judge_needs(stack: Stack, needs: Needs) -> Iterator[tuple[Need, Fit]]:
+    """Rows of matrix/needs.toml that hold for a stack: its release, its core library, and what lies beside."""
+    te = read_version(stack.te)
+    for need in needs.need:
+        if te and need.holds_for(te) and need.holds_for_core(stack.core_cuda) and stack.has_beside(need):
+            unset = need.kind == "variable" and need.of not in stack.parts  # whoever starts a run sets it
+            yield need, _compare(
+                stack, need.id, LIBRARIES.get(need.of, need.of), need.version, need.says, need.next, need.source,
+                breaks=need.breaks, verdict=FitVerdict.WARNED if unset else None,
+            )  # fmt: skip
+
+
+def _judge_ranges(stack: Stack, te: Version, ranges: Iterable[Range]) -> Iterator[Fit]:
+    """Ranges of the matrix that hold for a release; and its halves, which refuse each other."""
     for row in ranges:
         absent = row.component not in stack.parts and (row.with_ == row.component or row.needs == "<0")
         if absent or (row.te and not row.holds_for(te)) or not stack.has_beside(row):
@@ -226,7 +258,10 @@ def _compare(  # noqa: PLR0913, PLR0917 - a row of a table
     """
     part, version = stack.parts.get(name), stack.version(name)
     seen, found = str(version), FitVerdict.UNKNOWN
-    if part is None:
+    if part is None and stack.complete:
+        installed = name in LIBRARIES.values()  # without a distribution, as those of the system
+        seen, found = ("(unknown version)", found) if installed else ("(not installed)", outside)
+    elif part is None:
         seen = "(not provided)"
     elif version is None:
         by = "" if verdict or wanted == "<0" else f"; from {part.brought_by}"
@@ -324,111 +359,3 @@ def _judge_sources(stack: Stack) -> Iterator[Fit]:
             step = f"pin a commit of {source.repository} whose [[source.accepts]] rows accept it, or add them"
             verdict = None if row else FitVerdict.UNKNOWN
             yield _compare(stack, f"{source.id}-{name}", name, wanted, says, step, place, verdict=verdict)
-
-
-# --- an environment as a person names it ------------------------------------------------------------------------------
-
-_LIST: Final = (
-    "import json; from importlib.metadata import distributions; "
-    "print(json.dumps([[d.metadata['Name'], d.version] for d in distributions() if d.metadata['Name']][::-1]))"
-)
-_WAYS: Final = "cublas=13.1,cudnn=9.14, a `pip freeze` file, the JSON of doctor, an interpreter, or an NGC tag"
-
-
-def read_given(
-    texts: Iterable[str], needs: Needs, bases: Iterable[Base], variables: Mapping[str, str], target: str = ""
-) -> Stack:
-    """The environment that options name; of a component that two of them name, the later one counts.
-
-    Args:
-        bases: rows of images.toml, which NGC tags name.
-        variables: environment variables of the user, for the interpreter.
-
-    Raises:
-        WrongArguments: a text names no environment, or a file of another kind.
-    """
-    found: dict[str, Part] = {}
-    texts, bases = tuple(texts), tuple(bases)
-    for text in texts:
-        found |= {part.name: part for part in _read_one(text, needs, bases, variables)}
-    return Stack(", ".join(texts), "", found, target)
-
-
-def _read_one(text: str, needs: Needs, bases: tuple[Base, ...], variables: Mapping[str, str]) -> Iterable[Part]:
-    tags = {name: base for base in bases for name in (base.id, base.tag, base.tag.removesuffix("-py3"))}
-    place = Path(text) / "bin" / "python" if text and Path(text, "bin", "python").is_file() else Path(text or "/")
-    if text in tags:
-        base = tags[text]
-        driver = {"driver": base.driver_least} if base.driver_least else {}
-        rows = {"python": base.python, **base.provided, **driver}
-        return [Part(name=name, version=version, brought_by=f"base {base.id}") for name, version in rows.items()]
-    if place.is_file() and not os.access(place, os.X_OK):
-        return _read_file(place)
-    if "=" in text and not place.exists():
-        words = [word for word in text.replace(",", " ").split() if word]
-        return stack_of_words("1.0", words, needs).parts.values()
-    if text and (place.is_file() or shutil.which(text, path=variables.get("PATH"))):
-        return _read_interpreter(str(place) if place.is_file() else text, variables)
-    known = ", ".join(base.tag for base in bases if base.distributions)
-    raise WrongArguments(
-        f"--env {text!r} names no environment. Likely cause: a typing error, or a folder without a virtual "
-        f"environment. Next step: give {_WAYS} of the matrix ({known})."
-    )
-
-
-def _read_interpreter(python: str, variables: Mapping[str, str]) -> Iterator[Part]:
-    """What is installed there, by metadata: no package is imported."""
-    try:
-        rows = host_interpreter(variables, python).ask("-c", _LIST)
-    except NoEnvironment as fault:
-        raise WrongArguments(f"--env: {fault}") from fault
-    for name, version in rows:
-        yield _part(name, version, python)
-
-
-def _read_file(file: Path) -> tuple[Part, ...]:
-    """A `pip freeze`, or doctor's JSON.
-
-    Raises:
-        WrongArguments: it is neither.
-    """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-        if text.lstrip().startswith("{"):
-            return tuple(_read_doctor(DoctorResult.model_validate_json(text)))
-        return tuple(_read_freeze(file.name, text))
-    except (OSError, ValueError) as fault:
-        raise WrongArguments(
-            f"--env {file}: {str(fault).splitlines()[0]}. Next step: write one with `python -m pip freeze > "
-            "freeze.txt`, or with `megacpp-validate doctor --format json --output doctor.json`."
-        ) from fault
-
-
-def _read_freeze(by: str, text: str) -> Iterator[Part]:
-    """Lines "name==version"; what was installed from a link has no version there.
-
-    Raises:
-        ValueError: there is no such line.
-    """
-    pinned = re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", text)
-    if not pinned:
-        raise ValueError("it pins no package")
-    return (_part(name, version, by) for name, version in pinned)
-
-
-def _read_doctor(result: DoctorResult) -> Iterator[Part]:
-    """What was loaded counts more than what is installed, and stands later."""
-    path, by = result.path, "doctor"
-    for one in reversed(path.distributions):  # the first of a name is the one that is loaded
-        yield _part(one.name, one.version, by)
-    rows = {"python": path.python, "torch": path.torch, "driver": path.driver, "cuda": path.torch_cuda}
-    rows |= {LIBRARIES[one.name]: one.version for look in result.packages for one in look.libraries
-             if one.name in LIBRARIES and one.version}  # fmt: skip
-    for name, version in rows.items():
-        if version:
-            yield _part(name, version, by)
-
-
-def _part(name: str, version: str, by: str) -> Part:
-    known = read_version(version)
-    return Part(name=canonicalize_name(name), version=str(known) if isinstance(known, Version) else "", brought_by=by)

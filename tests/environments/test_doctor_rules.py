@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.images import read_needs
-from megacpp_validate.environments.doctor_rules import TE, Difference, Host, Weight, judge_host
+from megacpp_validate.environments.doctor_rules import Difference, Host, Weight, judge_host
+from megacpp_validate.environments.fits import TE
 from megacpp_validate.environments.plan import find_arch, find_target
 from megacpp_validate.evidence.doctor_look import Distribution, PackageLook, PathLook, Wanted
 from tests.replay.harness import Ended, differences, read_changed, read_recording, unexplained

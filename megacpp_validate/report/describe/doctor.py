@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...environments.doctor_rules import TE, Difference, DoctorResult, Weight
+from ...environments.doctor_rules import Difference, DoctorResult, Weight
+from ...environments.fits import TE
 from ...evidence.doctor_look import PackageLook
 from ..document import Block, Diagnostic, Document, Table
 from ..marks import Mark, bad, good, mark_of, quiet
