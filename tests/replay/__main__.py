@@ -8,16 +8,7 @@ import time
 from fnmatch import fnmatchcase
 
 from .groups import GROUPS
-from .harness import (
-    NOT_RUN,
-    OTHER_FORM,
-    differences,
-    read_changed,
-    read_recording,
-    record,
-    unexplained,
-    write_recording,
-)
+from .harness import NOT_RUN, OTHER_FORM, differences, read_recording, record, write_recording
 
 
 def main() -> int:
@@ -45,10 +36,8 @@ def main() -> int:
             write_recording(group.name, {**(before if only else {}), **recording})
         else:
             new = differences({key: row for key, row in before.items() if not only or key in chosen}, recording)
-            left = unexplained(new, read_changed())
-            found += len(left)
-            print(*(f"{group.name}/{one}\n" for one in left), sep="", end="")  # noqa: T201
-            print(f"{group.name}: changed.json explains {len(new) - len(left)} of {len(new)} differences")  # noqa: T201
+            found += len(new)
+            print(*(f"{group.name}/{one}\n" for one in new), sep="", end="")  # noqa: T201
         print(  # noqa: T201
             f"{group.name}: {len(recording)} scenarios, {sum(map(len, recording.values()))} decisions, "
             f"{len(missing)} not run, {time.monotonic() - started:.1f} s",

@@ -18,14 +18,12 @@ import tempfile
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 DATA: Final = Path(__file__).parent / "data"
 RECORDED: Final = Path(__file__).parent / "recorded"
-CHANGED: Final = Path(__file__).parent / "changed.json"
 NOT_RUN: Final = "not-run"
 OTHER_FORM: Final = "the JSON has another form"
 
@@ -203,19 +201,6 @@ def _short(decisions: Decisions) -> Any:
     return {key: decisions[key] for key in (NOT_RUN, OTHER_FORM, "exit") if key in decisions}
 
 
-def unexplained(found: Iterable[Difference], rows: Iterable[dict[str, Any]]) -> list[Difference]:
-    """Differences that no row of `changed.json` explains."""
-    rows = list(rows)
-    return [one for one in found if not any(_explains(row, one) for row in rows)]
-
-
-def _explains(row: dict[str, Any], one: Difference) -> bool:
-    if not row.get("reason"):
-        return False
-    fits = fnmatchcase(one.scenario, row["scenario"]) and fnmatchcase(one.name, row["field"])
-    return fits and all(row[key] in ("*", value) for key, value in (("before", one.before), ("after", one.after)))
-
-
 def read_recording(name: str) -> Recording:
     """The committed recording of a group."""
     return json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
@@ -229,11 +214,6 @@ def write_recording(name: str, recording: Recording) -> None:
         fields = ",\n".join(f"  {json.dumps(key)}: {json.dumps(decisions[key])}" for key in sorted(decisions))
         rows.append(f"{json.dumps(scenario)}: {{\n{fields}\n}}")
     (RECORDED / f"{name}.json").write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
-
-
-def read_changed() -> list[dict[str, Any]]:
-    """Decisions that were changed on purpose, each with its reason."""
-    return json.loads(CHANGED.read_text(encoding="utf-8"))
 
 
 _TOKEN: Final = re.compile(r"`[^`]+`|[^\s`'\"(),;]+")
