@@ -372,7 +372,7 @@ class Calls(Expressions):
         """
         with suppress(ValueError):
             low, high = sorted(map(Version, self.versions))
-            return not texts or any(low <= Version(one) <= high for one in texts)
+            return not any("." in text for text in texts) or any(low <= Version(text) <= high for text in texts)
         return True
 
     def _call_about_release(self, name: str, call: Call) -> Values | None:

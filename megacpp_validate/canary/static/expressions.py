@@ -412,9 +412,7 @@ class Expressions(ABC):
         below = self.project.find(f"{owner.file.module}.{at.attr}")
         if found is None and below is not None:
             return frozenset({ProjectModule(below)})
-        if found is None and self.release.library.names_version(
-            at.attr
-        ):  # the name of another file ends like that of its module
+        if found is None and self.release.library.names_version(at.attr):  # a file of another package by that name
             return frozenset({External(at.attr)})
         return found if found is not None else self._of_stars(at.attr, self.module(owner.file), at.node) or ANYTHING
 

@@ -285,8 +285,10 @@ class Interpreter(Calls):
             handlers = []
         elif all(self._is_of_vendor(statement, way) or self._fits(statement, way) for statement in node.body):
             handlers = [one for one in handlers if one[1] != {"TypeError"}]
-        for handler, _ in handlers:
-            other = before.fork()
+        is_used = any(len(uses) > noted.get(key, 0) for key, uses in self.uses.items())
+        for handler, kinds in handlers:
+            other = before.fork()  # behind uses that are not known to fail, a check decides whether this is reached
+            other.is_guarded |= fault is None and is_used and kinds != {"TypeError"}
             other.join([other, way] if fault is None else [way])  # what was bound before the fault is there
             if handler.name:
                 other.names[handler.name] = ANYTHING

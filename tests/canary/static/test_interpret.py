@@ -299,6 +299,7 @@ LOST = {
     "guard-of-another-package-by-its-texts": ("import utils\n" + HEAD + "if utils.compare_versions('transformer-engine', '<', '2.0'):\n    te.f()", {"removed risk guarded"}),
     "guard-of-another-package-in-both-ways": ("from megatron.core.utils import is_te_min_version\nif is_te_min_version('2.0'):\n    from transformer_engine.pytorch import new\nelse:\n    from transformer_engine.pytorch import f", {"removed risk guarded"}),
     "guard-of-another-package-that-cannot-tell": ("from megatron.core.utils import is_te_min_version\n" + HEAD + "if is_te_min_version('0.9'):\n    te.f()", {"removed breaking"}),
+    "guard-of-another-package-by-numbers": ("from megatron.core.utils import te_version_below\n" + HEAD + "if te_version_below(2, 0):\n    te.f()", {"removed risk guarded"}),
     "guard-of-a-package-of-which-the-tree-has-a-part": ("from plugin.guards import is_te_min_version\n" + HEAD + "if not is_te_min_version('1.5'):\n    te.f()", {"removed risk guarded"}),
     "guard-of-something-else-by-name": ("from megatron.core.utils import is_torch_min_version\n" + HEAD + "if is_torch_min_version('1.5'):\n    te.f()", {"removed breaking"}),
     "guard-known-beside-something-else": (MINIMUM + HEAD + "def f(config):\n    if config.fp8 and is_te_min_version('1.0'):\n        te.f()", {"removed breaking"}),
@@ -310,7 +311,7 @@ LOST = {
     "helper-that-insists": ("import importlib\ndef get(module, name):\n    return getattr(importlib.import_module(module), name)\nf = get('transformer_engine.pytorch', 'f')", {"removed breaking"}),
     "call-in-a-try-that-fits-the-new-release": (HEAD + "def run():\n    try:\n        return te.h(new=1)\n    except TypeError:\n        return te.h()", set()),
     "call-in-a-try-that-does-not": (HEAD + "def run():\n    try:\n        return te.h(old=1)\n    except TypeError:\n        return te.h()", {"parameter-removed risk caught", "parameter-required breaking", "parameter-required risk caught"}),
-    "call-in-a-try-for-any-exception": (HEAD + "def run():\n    try:\n        return te.h(new=1)\n    except Exception:\n        return te.h()", {"parameter-required breaking"}),
+    "call-in-a-try-for-any-exception": (HEAD + "def run():\n    try:\n        return te.h(new=1)\n    except Exception:\n        return te.h()", {"parameter-required risk guarded"}),
     "asked-for": (HEAD + "if hasattr(te, 'f'):\n    te.f()\nelse:\n    te.g()", set()),
     "type-checking": ("from typing import TYPE_CHECKING\nimport transformer_engine.pytorch\nif TYPE_CHECKING:\n    from transformer_engine.pytorch import f", set()),
 }  # fmt: skip
