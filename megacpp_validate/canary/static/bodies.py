@@ -94,9 +94,8 @@ def deprecations(node: ast.AST | None) -> list[Guard]:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return []
     notices = [Guard("warn", d, ()) for d in node.decorator_list if "deprecat" in ast.unparse(d).lower()]
-    if isinstance(node, ast.ClassDef):
-        return notices
-    return [*notices, *(guard for guard in guards(node) if guard.kind == "warn" and guard.is_deprecation)]
+    own = [] if isinstance(node, ast.ClassDef) else guards(node)
+    return [*notices, *(guard for guard in own if guard.kind == "warn" and guard.is_deprecation)]
 
 
 _OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {

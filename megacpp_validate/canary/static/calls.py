@@ -251,12 +251,16 @@ class Calls(Expressions):
     def _call_import(self, callee: Import, call: Call) -> Values:
         """What an object gives that imports when it is called; its use is noted where the call stands."""
         inner = self._inside(callee.function)
-        inner.caught = frozenset() if callee.insists else frozenset({"Exception"})
-        with self._noting_nothing(call.node, call.names):
-            try:
-                return self._run_body(callee.function, inner)
-            except Lacking as fault:
-                return frozenset({Missing(fault.symbol)})
+        inner.caught = frozenset({"Exception"})
+        try:
+            with self._noting_nothing():
+                found = self._run_body(callee.function, inner)
+        except Lacking as fault:
+            found = frozenset({Missing(fault.symbol)})
+        for one in found:
+            if isinstance(one, Vendor | Missing):  # of several places, the last that was tried
+                self._note(Vendor(one.symbol), UseKind.NAME, call.node, call.names, optional=not callee.insists)
+        return found if not callee.insists else frozenset(v for v in found if not isinstance(v, Missing)) or ANYTHING
 
     def _read_again(self, function: Function, bound: dict[str, Values], *place: Any) -> Values:
         """What a function that reaches the version, or imports by texts at `place`, returns for these arguments."""

@@ -442,9 +442,8 @@ class Expressions(ABC):
         return constant(False) if at.attr == "TYPE_CHECKING" else frozenset({External(f"{owner.path}.{at.attr}")})
 
     def _in_const(self, owner: Const, at: Access) -> Values:
-        if isinstance(owner.value, Version) and at.attr in VERSION_PARTS:
-            return wrap(getattr(owner.value, at.attr))
-        return ANYTHING
+        is_part = isinstance(owner.value, Version) and at.attr in VERSION_PARTS
+        return wrap(getattr(owner.value, at.attr)) if is_part else ANYTHING
 
     def _in_listing(self, owner: Listing, at: Access) -> Values:
         return frozenset({owner}) if at.attr in ("parameters", "args", "kwonlyargs", "keys") else ANYTHING

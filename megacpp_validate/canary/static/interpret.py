@@ -389,8 +389,7 @@ class Interpreter(Calls):
         if self.release.library.owns(first):
             self._note_entry(node, names)
             if "." in alias.name:
-                owner, _, last = alias.name.rpartition(".")
-                self._note_name(Symbol(owner, last), node, names, "ModuleNotFoundError", bound)
+                self._note_name(Symbol(*alias.name.rpartition(".")[::2]), node, names, "ModuleNotFoundError", bound)
                 self._load(alias.name, names)
             names.bind(bound, frozenset({VendorModule(target)}))
         else:

@@ -308,8 +308,7 @@ class Release:
             return Opaque()  # its `__getattr__` makes names that cannot be read
         if target == "":
             return Absent()
-        owner, _, last = target.rpartition(".")
-        return self._lookup(owner, last, seen)
+        return self._lookup(*target.rpartition(".")[::2], seen)
 
     def _lookup_assigned(self, holder: griffe.Module, member: griffe.Attribute, seen: set[tuple[str, str]]) -> Lookup:
         """`name = other` is the other; `name = wrap(other)` is something that only running would tell."""

@@ -27,7 +27,7 @@ CASES = {
     "an-alias-that-is-gone": ("deep-gemm", {"deep_gemm/__init__.py": ALIAS}, {"deep_gemm/__init__.py": "from ._C import new"}, "from deep_gemm import old\nold(1, 2)", {"renamed breaking 1 deep_gemm.new"}),
     "names-of-the-binary": ("deep-gemm", {"deep_gemm/__init__.py": ALIAS}, {"deep_gemm/__init__.py": "from . import _C\n" + ALIAS}, "from deep_gemm import new\nfrom deep_gemm._C import x\nnew(1)", set()),
     "the-preferred-one-is-gone": ("deep-gemm", {"deep_gemm/__init__.py": ALIAS}, {"deep_gemm/__init__.py": "from ._C import other"}, EITHER, {"removed risk 7"}),
-    "every-one-is-gone": ("deep-gemm", {"deep_gemm/__init__.py": ALIAS}, {"deep_gemm/__init__.py": ""}, EITHER, {"removed breaking 7", "removed risk 7"}),
+    "every-one-is-gone": ("deep-gemm", {"deep_gemm/__init__.py": ALIAS}, {"deep_gemm/__init__.py": ""}, EITHER, {"removed breaking 7"}),
     "a-module-through-import-module": ("flash-attn-3", {"flash_attn_interface.py": "def f(a): ..."}, {"flash_attn_interface.py": "def f(a, b): ..."}, BY_NAME, {"parameter-required breaking 6"}),
     "a-name-in-the-place-of-its-module": ("triton", DRIVER, DRIVER, "import triton\ntriton.runtime.driver.active.x()", set()),
     "a-member-called-cls": ("flash-attn", {"flash_attn/__init__.py": "class A:\n    cls = 1"}, {"flash_attn/__init__.py": ""}, "from flash_attn import A", {"removed breaking 1"}),
