@@ -287,7 +287,7 @@ class Interpreter(Calls):
             handlers = [one for one in handlers if one[1] != {"TypeError"}]
         is_used = any(len(uses) > noted.get(key, 0) for key, uses in self.uses.items())
         for handler, kinds in handlers:
-            other = before.fork()  # behind uses that are not known to fail, a check decides whether this is reached
+            other = before.fork()  # the handler runs only if the body fails, which is not known of its uses
             other.is_guarded |= fault is None and is_used and kinds != {"TypeError"}
             other.join([other, way] if fault is None else [way])  # what was bound before the fault is there
             if handler.name:
