@@ -83,7 +83,7 @@ VERBS = {
     "bundle": Verb("An image, its wheels and caches for hosts without a network: bundle -- TARGET --image ...", ("bundle",), ("images",)),
     "prewarm": Verb("Compile JIT kernels ahead of time and seal the cache: prewarm -- --target h200.", ("prewarm",)),
     "jit_verify": Verb("Whether a sealed cache leaves nothing to compile: jit_verify -- --target h200.", ("jit-verify",)),
-    "jit_cache": Verb("Check, seal, export or import a JIT cache: jit_cache -- export FILE --root DIR.", ("jit-cache",)),
+    "jit_cache": Verb("Check, export, import or open a JIT cache: jit_cache -- export FILE --root DIR.", ("jit-cache",)),
 }  # fmt: skip
 
 

@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -42,17 +43,17 @@ SCORES: Final = (
 )  # fmt: skip
 
 
-def render_scores() -> dict[str, str]:
-    """Page -> Markdown, from the scores that runs on a GPU or of many processes left in `docs/evidence`."""
-    pages = {
-        name: describe_planted(FaultScore.model_validate_json((EVIDENCE / f"{name}.json").read_bytes()))
-        for name in SCORES
-    }
+def render_score(name: str) -> str:
+    """Markdown of a score that a run on a GPU, or of many processes, left in `docs/evidence`."""
+    score = FaultScore.model_validate_json((EVIDENCE / f"{name}.json").read_bytes())
+    return render_markdown(describe_planted(score))
+
+
+def render_ablation() -> str:
+    """Markdown of the features that were measured on an H200."""
     files = sorted((EVIDENCE / "smoke" / "ablation").glob("*.json"))
     features = tuple(FeatureAblation.model_validate_json(file.read_bytes()) for file in files)
-    if features:
-        pages["ablation_h200"] = describe_ablation(AblationResult(tool="", features=features))
-    return {f"{name}.md": render_markdown(document) for name, document in pages.items()}
+    return render_markdown(describe_ablation(AblationResult(tool="", features=features)))
 
 
 def render_kernels() -> str:
@@ -84,15 +85,21 @@ def read_session(cells: Sequence[ProbeCell], interpreter: str, *folders: str) ->
     )  # fmt: skip
 
 
-def render_sessions() -> dict[str, str]:
-    """Page -> text, of the smoke run and of FP8 on two releases."""
-    catalog = read_catalog()
-    smoke = read_session(catalog.smoke, "One or two H200s for each cell", "smoke/one_gpu", "smoke/two_gpus")
-    pages: dict[str, list[SessionResult]] = {"moe_smoke_h200.txt": [SmokeSession(**dict(smoke))], "fp8_h200.txt": []}
+def render_smoke() -> str:
+    """The smoke run as text."""
+    cells = read_catalog().smoke
+    session = read_session(cells, "One or two H200s for each cell", "smoke/one_gpu", "smoke/two_gpus")
+    return render_terminal(describe_session(SmokeSession(**dict(session))))
+
+
+def render_fp8() -> str:
+    """FP8 on two releases as text."""
+    pages = []
     for folder in ("fp8/te2.20.2", "fp8/te2.12.0"):
-        session = read_session(catalog.fp8_cells, "One H200", folder)
-        pages["fp8_h200.txt"].append(Fp8Result(**dict(session), loss=judge_folder(EVIDENCE / folder).verdicts))
-    return {page: "\n".join(render_terminal(describe_session(one)) for one in found) for page, found in pages.items()}
+        session = read_session(read_catalog().fp8_cells, "One H200", folder)
+        result = Fp8Result(**dict(session), loss=judge_folder(EVIDENCE / folder).verdicts)
+        pages.append(render_terminal(describe_session(result)))
+    return "\n".join(pages)
 
 
 def run_verb(words: str) -> str:
@@ -101,13 +108,19 @@ def run_verb(words: str) -> str:
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False).stdout
 
 
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    **{page: partial(run_verb, words) for page, words in VERBS.items()},
+    **{f"{name}.md": partial(render_score, name) for name in SCORES},
+    "ablation_h200.md": render_ablation, "moe_smoke_h200.txt": render_smoke, "fp8_h200.txt": render_fp8,
+    "kernels.md": render_kernels,
+}  # fmt: skip
+
+
 def main() -> int:
     """Write the pages that are named, or all, in 100 columns and without spaces at the ends of lines."""
     os.environ["COLUMNS"] = "100"
-    scores = render_scores() | render_sessions() | {"kernels.md": render_kernels()}
-    for page in sys.argv[1:] or (*VERBS, *scores):
-        text = run_verb(VERBS[page]) if page in VERBS else scores[page]
-        lines = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    for page in sys.argv[1:] or PAGES:
+        lines = "".join(f"{line.rstrip()}\n" for line in PAGES[page]().splitlines())
         (ROOT / "docs" / "examples" / page).write_text(lines, encoding="utf-8")
     return 0
 
