@@ -23,7 +23,7 @@ from ..catalog.images import read_needs
 from ..environments import stacks as host_stacks
 from ..environments.fleet import Event, Room, plan_jobs, share_cores
 from ..environments.host_session import SupportGrid, build_support
-from ..environments.interpreter import own_interpreter, read_facts
+from ..environments.interpreter import host_interpreter, own_interpreter, read_facts
 from ..environments.plan import RunOptions, choose_canary_probes, choose_names, choose_target, find_target, why_not_here
 from ..errors import EvidenceMissing, Exit, NoEnvironment, NothingSelected, WrongArguments, exit_for
 from ..evidence.receipt import Receipt
@@ -428,7 +428,8 @@ def _choose_stacks(
     progress: Progress, *, looks: bool,
 ) -> dict[str, host_stacks.Make]:  # fmt: skip
     """The stacks in the order of the steps; what a person named comes before what the host has."""
-    made = {spec.name: partial(host_stacks.make_environment, spec, variables, options.python) for spec in named}
+    host = partial(host_interpreter, variables, options.python)
+    made = {spec.name: partial(host_stacks.make_environment, spec, variables, host) for spec in named}
     ids = [release if release in made else f"te{release.removeprefix('te')}" for release in releases]
     found = host_stacks.find_environments(options.overlays, variables, options.python) if looks else ()
     for place in found if options.every_installed else ():

@@ -22,7 +22,7 @@ from .fleet import Progress, Room, plan_jobs, run_here, share_cores
 from .interpreter import host_interpreter, read_facts, require_torch
 from .plan import RunOptions, choose_rows, choose_smoke_cells, choose_target, find_target
 from .stacks import Stack, plan_cells
-from .venv import find_cpu_python
+from .venv import cpu_interpreter
 
 
 class SessionResult(Result):
@@ -139,8 +139,8 @@ def run_session(
     """
     started, processes = time.monotonic(), Processes()
     jobs = plan_jobs(options.jobs, gpu=bool(target.arch))
-    python = options.python if target.arch else find_cpu_python(options.python)  # sets the hash of its lock
-    environment = host_interpreter(share_cores(os.environ, jobs), python)
+    find = host_interpreter if target.arch else cpu_interpreter
+    environment = find(share_cores(os.environ, jobs), options.python)
     facts = read_facts(environment, processes)
     stack, folder = Stack("", environment, facts).on(target), options.receipts.absolute()
     cells = plan_cells(stack, target, rows, folder, seed=options.seed, limit_s=options.limit_s)

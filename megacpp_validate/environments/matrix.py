@@ -35,7 +35,7 @@ from .stacks import (
     prepare_stack,
     resolve_environment,
 )
-from .venv import find_cpu_python
+from .venv import cpu_interpreter
 
 NATIVE: Final = "native"  # the stack without Transformer Engine, as cells name it
 Launcher = Literal["local", "slurm"]
@@ -281,15 +281,12 @@ def _prepare_stacks(
     found = find_environments(options.overlays, user, options.python) if looks else ()
     stacks, releases = dict[tuple[str, bool], Stack](), {row.id: row for row in catalog.stacks}
     for name, gpus in keys:
-        python = options.python if gpus else find_cpu_python(options.python)  # sets the hash of its lock
-        variables = {**user, **({SWITCH: "1"} if name == NATIVE else {})} if gpus else {**os.environ, **user}
+        variables = {**user, SWITCH: "1"} if gpus and name == NATIVE else user
         spec, row = specs.get(name), releases.get(name)
-        make: Make
+        make: Make = partial(host_interpreter if gpus else cpu_interpreter, variables, options.python)
         if spec is not None:
-            make = partial(make_environment, spec, variables, python)
-        elif row is None:
-            make = partial(host_interpreter, variables, python)
-        else:
+            make = partial(make_environment, spec, variables, make)
+        elif row is not None:
             make = partial(resolve_environment, row.te, found)
         stacks[name, gpus] = prepare_stack(name, make, variables, processes)
     return stacks

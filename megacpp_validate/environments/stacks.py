@@ -85,12 +85,12 @@ def read_spec(text: str) -> Spec:
     return Spec(name, way, value)
 
 
-def make_environment(spec: Spec, variables: Mapping[str, str], python: str = "") -> InterpreterEnvironment:
+def make_environment(spec: Spec, variables: Mapping[str, str], host: Make) -> InterpreterEnvironment:
     """The environment that a person named.
 
     Args:
         variables: environment variables of the user.
-        python: interpreter that an overlay stands on; the host's where it is empty.
+        host: makes what an overlay stands on.
 
     Raises:
         NoEnvironment: it cannot be made.
@@ -100,7 +100,7 @@ def make_environment(spec: Spec, variables: Mapping[str, str], python: str = "")
     if spec.way == "image":
         return open_image(spec.value, variables)
     folders = [Path(folder) for folder in spec.value.split(os.pathsep) if folder]
-    return put_over(host_interpreter(variables, python), folders)
+    return put_over(host(), folders)
 
 
 # --- releases of this host --------------------------------------------------------------------------------------------

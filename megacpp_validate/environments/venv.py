@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ from filelock import FileLock
 from ..errors import NoEnvironment
 from ..evidence.receipt import write_whole
 from ..process import run_command
-from .interpreter import VARIABLE
+from .interpreter import VARIABLE, InterpreterEnvironment, host_interpreter
 from .plan import LOCK_HASH
 
 CPU_VARIABLE: Final = "MEGACPP_CPU_STACK"
@@ -33,26 +33,23 @@ _TRITON: Final = "triton; sys_platform == 'linux'"  # for `prewarm --compile-onl
 _LIMIT_S: Final = 3600.0  # torch is 200 MB
 
 
-def find_cpu_python(python: str = "") -> str:
-    """The value of `--python` for what runs on the CPU; makes the CPU stack where it is named and missing.
+def cpu_interpreter(variables: Mapping[str, str], wanted: str = "") -> InterpreterEnvironment:
+    """The interpreter for what runs on the CPU; makes the CPU stack where it is named and missing.
 
-    Receipts of a process that is started afterwards carry the hash of the stack's lock.
+    Receipts of that stack carry the hash of its lock.
 
     Args:
-        python: `--python` as the user gave it, which counts before everything else.
-
-    Returns:
-        A path; empty where the usual search for an interpreter decides.
+        variables: environment variables of the user.
+        wanted: `--python` as the user gave it, which counts before everything else.
 
     Raises:
-        NoEnvironment: the stack cannot be made.
+        NoEnvironment: the stack cannot be made, or the interpreter that is named does not exist.
     """
-    folder = os.environ.get(CPU_VARIABLE, "")
-    if python or not folder or os.environ.get(VARIABLE):
-        return python
-    found = make_cpu_stack(Path(folder))
-    os.environ.setdefault(LOCK_HASH, sha256(_CPU_LOCK.read_bytes()).hexdigest())
-    return str(found)
+    folder = variables.get(CPU_VARIABLE, "")
+    if wanted or not folder or variables.get(VARIABLE):
+        return host_interpreter(variables, wanted)
+    python = make_cpu_stack(Path(folder))
+    return host_interpreter({LOCK_HASH: sha256(_CPU_LOCK.read_bytes()).hexdigest(), **variables}, str(python))
 
 
 @cache
@@ -64,7 +61,10 @@ def find_torch_python() -> str:
     """
     if find_spec("torch"):
         return sys.executable
-    return find_cpu_python(os.environ.get(VARIABLE, "")) or sys.executable
+    if python := os.environ.get(VARIABLE):
+        return python
+    folder = os.environ.get(CPU_VARIABLE)
+    return str(make_cpu_stack(Path(folder))) if folder else sys.executable
 
 
 def make_cpu_stack(folder: Path) -> Path:

@@ -29,7 +29,7 @@ from ..catalog.postures import Arm, Feature, Posture, merge_orders, settings_of
 from ..environments.cell import own_folder
 from ..environments.interpreter import InterpreterEnvironment, host_interpreter, read_commit, read_facts, require_torch
 from ..environments.plan import RunOptions, choose_rows
-from ..environments.venv import find_cpu_python
+from ..environments.venv import cpu_interpreter
 from ..errors import NoEnvironment, NothingSelected, WrongArguments
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen, Result
@@ -298,8 +298,8 @@ def run_ablation(
         ToolError: another run writes to the folder of the receipts.
         OSError: the receipts cannot be written.
     """
-    python = find_cpu_python(options.python) if options.device == "cpu" else options.python
-    environment = host_interpreter(os.environ, python)
+    find = cpu_interpreter if options.device == "cpu" else host_interpreter
+    environment = find(os.environ, options.python)
     features = {feature.id: feature for feature in options.features}
     orders = {name: plan_arms(posture, feature, options) for name, feature in features.items()}
     for name, arms in orders.items():

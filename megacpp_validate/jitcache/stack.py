@@ -24,7 +24,7 @@ from ..environments.fleet import count_cores
 from ..environments.interpreter import host_interpreter, read_facts, require_torch
 from ..environments.plan import RunOptions, choose_rows, why_not_here
 from ..environments.stacks import Stack, plan_cells
-from ..environments.venv import find_cpu_python
+from ..environments.venv import cpu_interpreter
 from ..errors import NoEnvironment, NothingSelected
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import Frozen, Result
@@ -369,7 +369,6 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
         NoEnvironment: there is no interpreter that has torch.
     """
     architecture, processes = layout.cache_arch(target.arch), Processes()
-    python = options.python if target.arch and not options.compile_only else find_cpu_python(options.python)
     variables = {
         **os.environ,
         # One thread, as ranks have: how many there are is part of a key of TorchInductor, and would make a cache
@@ -378,7 +377,8 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
         **layout.cache_variables(root, architecture),
         "MEGACPP_JIT_DRIVER_CACHE": "",  # of a process that worked on a copy itself (jit/driver_cache.py)
     }
-    environment = host_interpreter(variables, python)
+    find = host_interpreter if target.arch and not options.compile_only else cpu_interpreter
+    environment = find(variables, options.python)
     facts = read_facts(environment, processes)
     require_torch(facts)
     with tempfile.TemporaryDirectory(prefix="megacpp-jit-") as scratch:

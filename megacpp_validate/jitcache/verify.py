@@ -126,7 +126,7 @@ def run_verify(
         result = JitVerifyResult(
             commit=read_commit(), target=target.id, architecture=stack.architecture, folder=str(folder),
             manifest=digest, interpreter=stack.shown,
-            image_digest=os.environ.get(IMAGE_DIGEST, ""), lock_hash=os.environ.get(LOCK_HASH, ""),
+            image_digest=os.environ.get(IMAGE_DIGEST, ""), lock_hash=stack.environment.variables.get(LOCK_HASH, ""),
             gpu=stack.facts.gpu.name if stack.facts.gpu else "", differences=differences, rows=rows,
             ranks=max([options.ranks, *(task.ranks for task in selected.tasks)]), left_out=selected.left_out,
             missing=manifest.missing, unreported=unreported, unproven=unproven, unwatched=unwatched,

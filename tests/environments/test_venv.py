@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 from filelock import FileLock, Timeout
 
 from megacpp_validate.environments import venv
-from megacpp_validate.environments.venv import make_cpu_stack
+from megacpp_validate.environments.plan import LOCK_HASH
+from megacpp_validate.environments.venv import CPU_VARIABLE, cpu_interpreter, make_cpu_stack
 from megacpp_validate.errors import NoEnvironment
 
 
@@ -41,3 +44,14 @@ def test_a_pip_that_fails_is_reported_with_its_own_last_words(tmp_path: Path, mo
     monkeypatch.setattr(venv.sys, "executable", "/bin/sh")  # `sh -m venv` fails
     with pytest.raises(NoEnvironment, match=r"cannot be made: /bin/sh -m venv .* failed \(exit\): .*Next step"):
         make_cpu_stack(tmp_path / "stack")
+
+
+def test_only_what_runs_in_the_cpu_stack_carries_the_hash_of_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(venv, "make_cpu_stack", lambda _: sys.executable)
+    user = {CPU_VARIABLE: str(tmp_path), "PATH": os.defpath}
+    assert len(cpu_interpreter(user).variables[LOCK_HASH]) == 64
+    assert cpu_interpreter({**user, LOCK_HASH: "of an image"}).variables[LOCK_HASH] == "of an image"
+    assert LOCK_HASH not in cpu_interpreter(user, sys.executable).variables
+    assert LOCK_HASH not in os.environ
