@@ -15,7 +15,6 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from ..errors import WrongArguments
-from ..evidence.receipt import READABLE
 from .bridge import Catalog, Target, Targets
 from .bridge import Recipe as RecipeName
 from .file import MatrixInvalid, Names, Row, Text, read_rows
@@ -43,14 +42,13 @@ class GateRule(StrEnum):
     """What a receipt must satisfy. A broken rule that is not one of `BREAKAGES` is a lack of evidence."""
 
     MISSING = "missing"  # no receipt of a required cell
-    UNREADABLE = "unreadable"  # truncated, changed after it was sealed, of a later schema, contradicting itself
+    UNREADABLE = "unreadable"  # truncated, changed after it was sealed, of another schema, contradicting itself
     NAME = "name"  # a name that no cell has, or a file under the name of another cell
     STACK = "stack"  # of another stack than is judged, or loaded from another release than its name says
     TARGET = "target"  # of another target than is judged, or run on another GPU than the target has
     NOT_REQUIRED = "not-required"
     CLOCK = "clock"  # no time of start, or one after the decision
     AGE = "age"
-    SCHEMA = "schema"  # of a schema that does not record what is required
     CODE = "code"  # produced by other code than the checkout's
     CHECKS = "checks"  # fewer checks than the cell makes
     REQUESTED = "requested"  # native requested where Transformer Engine is judged, or the other way round
@@ -86,7 +84,6 @@ class ReleaseKind(Row):
     Attributes:
         counts: outcomes that let a cell through; only good ones can be written.
         others: what a red receipt of the judged stack does whose cell is not required: "list" or "close".
-        least_schema: oldest version of receipts that records what is required.
         commit: "one": the same in all; "clean": and no file of the checkout differed from it.
         environment: "one": the same in all.
         image, lock: "one": recorded, and the same in all.
@@ -100,7 +97,6 @@ class ReleaseKind(Row):
     counts: list[Literal["pass", "expected-unsupported"]] = Field(min_length=1)
     others: Literal["list", "close"]
     max_age_days: int = Field(ge=1, le=3660)
-    least_schema: int = Field(ge=1, le=len(READABLE))
     commit: Literal["one", "clean"]
     environment: Literal["one", "any"]
     image: Literal["one", "any"]

@@ -22,7 +22,7 @@ from typing import Any, Final
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, computed_field
 
 from ..errors import FileInvalid, WrongArguments
-from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Receipt, TrainingRecord, cell_id, is_sealed
+from .receipt import SCHEMA_ID, Check, Outcome, Receipt, TrainingRecord, cell_id, is_sealed
 from .values import list_errors
 
 SUFFIXES: Final = (".json", ".json.xz")  # as written, and as it may be kept; the seal is over the unpacked content
@@ -72,8 +72,8 @@ def parse_receipt(content: bytes, path: Path) -> Receipt:
     """
     text = _unpack(content, path)
     named = _SCHEMA.search(text)
-    if named and (schema := named[1].decode()) not in READABLE:
-        raise ReceiptInvalid(path, f"its schema_id is {schema!r}, which is none of {READABLE[0]!r} to {SCHEMA_ID!r}")
+    if named and (schema := named[1].decode()) != SCHEMA_ID:
+        raise ReceiptInvalid(path, f"its schema_id is {schema!r}, and {SCHEMA_ID!r} alone is read")
     try:
         receipt = _RECEIPT.validate_json(text, strict=True)
     except ValidationError as fault:
@@ -378,7 +378,7 @@ def _read_head(text: bytes) -> ReceiptHead | None:
     """The head of a sealed receipt; None where a field of it is missing, or its schema is unknown."""
     with suppress(ValidationError):
         head = ReceiptHead.model_validate_json(text, strict=True)
-        return head if head.schema_id in READABLE else None
+        return head if head.schema_id == SCHEMA_ID else None
     return None
 
 

@@ -28,7 +28,7 @@ from .fp8 import find_refused_run
 CLOCK_SKEW: Final = timedelta(minutes=5)  # between two machines
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
 _CONTRADICTS: Final = (Outcome.FAIL, Outcome.ERROR, Outcome.IMPORT_ERROR)
-_DISOWNING: Final = (GateRule.STACK, GateRule.TARGET, GateRule.AGE, GateRule.SCHEMA)
+_DISOWNING: Final = (GateRule.STACK, GateRule.TARGET, GateRule.AGE)
 UNKNOWN: Final = "unknown"  # code of a receipt without a code hash
 PLAIN: Final = frozenset({"native", "sdpa"})  # names of backends of plain PyTorch
 OLDEST: Final = datetime.min.replace(tzinfo=UTC)
@@ -345,8 +345,6 @@ def _compare(
     age = order.at - (read_time(receipt.started) or OLDEST)
     text = f"it is {age.days} days old, and at most {kind.max_age_days} are allowed"
     yield GateRule.AGE, age > timedelta(days=kind.max_age_days), text
-    number, least = int(receipt.schema_id.rpartition("/")[2]), kind.least_schema
-    yield GateRule.SCHEMA, number < least, f"its schema is {number}, and {kind.id} needs what schema {least} records"
     text = f"it requested {receipt.requested}, and {rules.requested} is judged"
     yield GateRule.REQUESTED, receipt.requested != rules.requested, text
 

@@ -1,4 +1,4 @@
-"""Receipts as plain JSON of schema 5, written without the product: good ones of every module, and changed ones."""
+"""Receipts as plain JSON, written without the product: good ones of every module, and changed ones."""
 
 from __future__ import annotations
 

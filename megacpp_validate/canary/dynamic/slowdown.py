@@ -42,7 +42,6 @@ _UNUSABLE: Final = re.compile(
     r" cannot be used: "
     r"(?!ModuleNotFoundError: No module named '(?:flash_attn|deep_gemm|torchao|liger_kernel|transformer_engine))"
 )
-_NAMES_KERNELS: Final = 5  # the first schema of receipts that names each kernel that was compiled
 
 Card = tuple[str, str, str]
 """Host, GPU, driver."""
@@ -332,11 +331,8 @@ def _find_lost_backend(module: str, before: Receipt, after: Receipt) -> Watched 
 def _find_late_compiles(module: str, before: Receipt, after: Receipt) -> Watched | None:
     """Libraries that compiled nothing after warm-up, and do now.
 
-    Only kernels that a receipt names count: the numbers of older receipts hold what another process put into the same
-    cache (docs/evidence/fp8: deep_gemm, in healthy cells of 2.20.2).
+    Only kernels that a receipt names count: a number alone may hold what another process put into the same cache.
     """
-    if int(before.schema_id.rpartition("/")[2]) < _NAMES_KERNELS:
-        return None
     known = {name for name, number in before.jit.after.items() if number > 0} | before.jit.unwatched.keys()
     known |= {row.library for row in before.jit.compiled if row.when == "after"}
     kernels = [row for row in after.jit.compiled if row.when == "after" and row.library not in known]

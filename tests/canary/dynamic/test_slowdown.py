@@ -162,7 +162,6 @@ FUSED, UNFUSED, NATIVE = (("te", "cudnn"), ("te", "unfused"), ("sdpa",))
 KERNEL = JitCompile("triton", "_permute_kernel", "bf16", 0.2, "after")
 LATE = JitCompiles(after={"triton": 1}, compiled=(KERNEL,))
 IN_A_RANK = JitCompiles(compiled=(replace(KERNEL, rank=1),))  # `after` is of the probe's own process
-OLDER = "megacpp-validate/receipt/4"  # the last that names no kernel
 
 
 def ran(*observed: str, path: str = "bf16.block", claimed: str = "te") -> dict[str, Any]:
@@ -226,7 +225,6 @@ NOTHING: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "compiles-that-no-kernel-is-named-for": ({}, {"jit": JitCompiles(after={"deep_gemm": 1})}),
     "compiles-in-warm-up": ({}, {"jit": JitCompiles({"triton": 9}, compiled=(replace(KERNEL, when="warm-up"),))}),
     "compiles-that-nobody-watched-before": ({"jit": JitCompiles(unwatched={"triton": "too late"})}, {"jit": LATE}),
-    "compiles-that-no-receipt-of-before-could-name": ({"schema_id": OLDER}, {"jit": LATE}),
     # docs/evidence: healthy releases.
     "a-workspace": ({"peak_memory_mib": 94.1}, {"peak_memory_mib": 139.2}),
     "a-few-percent": ({"peak_memory_mib": 4000.0}, {"peak_memory_mib": 4300.0}),
