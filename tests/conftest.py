@@ -104,12 +104,6 @@ def unpack(wheel_of: Callable[[str], Path]) -> Callable[[str, Path], Path]:
     return extract
 
 
-@pytest.fixture
-def unpacked(unpack: Callable[[str, Path], Path], tmp_path: Path) -> Callable[[str, str], Path]:
-    """That copy in a folder of the test's own."""
-    return lambda version, name: unpack(version, tmp_path / name)
-
-
 @pytest.fixture(scope="module")
 def what_is_old_rests() -> Iterator[None]:
     """The collector looks at what the tests of a file make, and not at half a million objects of the whole suite.

@@ -14,7 +14,7 @@ from megacpp_validate.evidence.history import HistoryRow, list_rows, read_histor
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.store import read_store
 from tests.command_line import make_run
-from tests.stored_receipts import make_receipt, put
+from tests.replay.receipts import JIT, good, place, put, red
 
 CELL = "te2.20.2-h200-attention"
 
@@ -24,21 +24,22 @@ def rows(store: Path) -> dict[str, HistoryRow]:
 
 
 def test_rows_are_oldest_first_and_say_what_their_receipt_says(tmp_path: Path) -> None:
-    put(tmp_path, "b", started="2026-11-23T00:00:00+00:00")
-    put(tmp_path, "a", make_receipt(Outcome.FAIL), started="2026-11-22T00:00:00+00:00")
-    put(tmp_path, "c", started="no time")
+    put(tmp_path, good("attention", hours=1.0), run="b")
+    put(tmp_path, red("attention", hours=2.0, jit={**JIT, "after": {"triton": 1}}), run="a")
+    put(tmp_path, good("attention", started="no time"), run="c")
     found = list_rows(read_store(tmp_path))
     assert [row.run for row in found] == ["a", "b", "c"]
     row = found[0]
-    assert (row.cell, row.outcome, row.seconds["total"], row.peak_memory_mib) == (CELL, Outcome.FAIL, 10.25, 512.5)
-    assert (sum(row.after.values()), row.host, row.reason) == (1, "node-1", "it ended with fail")
+    assert (row.cell, row.outcome, row.seconds["total"], row.peak_memory_mib) == (CELL, Outcome.FAIL, 11.5, 100.0)
+    assert (sum(row.after.values()), row.host, row.reason) == (1, "one", "out of bounds")
 
 
 def test_a_copy_is_no_evidence_and_a_run_that_was_only_timed_counts_for_nothing(tmp_path: Path) -> None:
-    put(tmp_path, "first")
-    put(tmp_path, "replayed")
-    put(tmp_path, "later", started="2026-11-23T00:00:00+00:00")
-    put(tmp_path, "again", started="2026-11-24T00:00:00+00:00", seconds={"total": 1.0})
+    for run, changes in (
+        ("first", {"hours": 3.0}), ("replayed", {"hours": 3.0}), ("later", {"hours": 2.0}),
+        ("again", {"seconds": {"total": 1.0}}),
+    ):  # fmt: skip
+        put(tmp_path, good("attention", **changes), run=run)
     found = rows(tmp_path)
     assert found["replayed"].same_as == found["first"].path
     assert found["again"].only_timed
@@ -53,7 +54,8 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_no_receipt_is_a_row_with_its_reason(name: str, tmp_path: Path) -> None:
-    FAULTS[name](put(tmp_path, "run"))
+    put(tmp_path, good("attention"))
+    FAULTS[name](place(tmp_path, "attention"))
     result = read_history(tmp_path)
     ((row,),) = result.cells.values()
     assert (row.outcome, row.run, bool(row.fault)) == (None, "run", True)
@@ -62,9 +64,9 @@ def test_what_is_no_receipt_is_a_row_with_its_reason(name: str, tmp_path: Path) 
 
 def test_links_pipes_odd_names_and_other_files(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    put(tmp_path / "elsewhere", "run")
+    put(tmp_path / "elsewhere", good("attention"))
     for name in (b"a b", b"new\nline", b"\xff\xfe"):
-        put(store, os.fsdecode(name), seed=len(name))
+        put(store, good("attention", seed=len(name)), run=os.fsdecode(name))
     (store / "linked").symlink_to(tmp_path / "elsewhere")
     (store / "latest").symlink_to("a b")  # within the store: it hides nothing
     (store / "itself").symlink_to("itself")
@@ -86,8 +88,7 @@ def test_the_verb_and_what_selects_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, store = make_run(capfd, monkeypatch, "history"), tmp_path / "store"
-    put(store, "run")
-    put(store, "run", make_receipt(probe="permute"))
+    put(store, good("attention"), good("permute"))
     assert list(read_history(store, ("*-perm*",)).cells) == ["te2.20.2-h200-permute"]
     for patterns, fault in (((), NothingSelected), (("none",), NothingSelected)):
         with pytest.raises(fault):

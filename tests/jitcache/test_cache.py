@@ -15,7 +15,7 @@ import pytest
 from megacpp_validate.errors import Exit, WrongArguments
 from megacpp_validate.jitcache.cache import check_sealed, export_cache, import_cache, open_working
 from megacpp_validate.jitcache.layout import LIBRARIES, MANIFEST, MANIFEST_HASH, CacheChanged, ManifestInvalid
-from tests.jitcache.asking import ask
+from tests.replay.harness import call
 from tests.sealed_caches import CUBIN, GROUP, OBJECT, flip_a_bit, make_sealed, put, small_disk
 
 
@@ -169,13 +169,12 @@ def test_carried_and_opened_by_the_verb(tmp_path: Path) -> None:
         (("import", archive, "--root", tmp_path / "two"), "import"),
         (("open", "--root", tmp_path / "two", "--work", tmp_path / "work"), "open"),
     ):
-        code, text = ask("jit-cache", *words, "--format", "json")
-        assert code == Exit.OPEN, text
-        result = json.loads(text)
-        assert (result["deed"], result["manifest"]) == (deed, digest)
+        ended = call(map(str, ("jit-cache", *words, "--format", "json")), tmp_path)
+        assert ended.code == Exit.OPEN, ended
+        assert (ended.data["deed"], ended.data["manifest"]) == (deed, digest)
     (folder / MANIFEST_HASH).unlink()
-    code, text = ask("jit-cache", "export", archive, "--root", tmp_path / "one")
-    assert (code, "has no sealed cache" in text) == (Exit.EVIDENCE_MISSING, True), text
+    ended = call(map(str, ("jit-cache", "export", archive, "--root", tmp_path / "one")), tmp_path)
+    assert (ended.code, "has no sealed cache" in ended.err) == (Exit.EVIDENCE_MISSING, True), ended
 
 
 def test_a_folder_that_cannot_be_written_is_reported_before_anything_runs(tmp_path: Path) -> None:
@@ -183,6 +182,6 @@ def test_a_folder_that_cannot_be_written_is_reported_before_anything_runs(tmp_pa
     folder, _ = make_sealed(tmp_path / "root")
     flip_a_bit(folder / CUBIN)
     (tmp_path / "file").touch()
-    words = ("--root", tmp_path / "root", "--receipts", tmp_path / "file")
-    code, text = ask("jit-verify", "--target", "h200", *words)
-    assert (code, "give --receipts" in text) == (Exit.WRONG_ARGUMENTS, True), text
+    words = ("jit-verify", "--target", "h200", "--root", tmp_path / "root", "--receipts", tmp_path / "file")
+    ended = call(map(str, words), tmp_path)
+    assert (ended.code, "give --receipts" in ended.err) == (Exit.WRONG_ARGUMENTS, True), ended

@@ -12,7 +12,7 @@ from megacpp_validate.errors import Exit
 from megacpp_validate.jitcache.prewarm import PrewarmResult
 from megacpp_validate.jitcache.stack import JitVerdict
 from megacpp_validate.jitcache.verify import JitVerifyResult
-from tests.jitcache.asking import ask
+from tests.replay.harness import Ended, call
 from tests.sealed_caches import small_disk
 
 pytest.importorskip("torch", reason="not-run: there is no torch here")
@@ -45,16 +45,15 @@ def _matrix(folder: Path, rows: int = 8) -> Path:
     return folder
 
 
-def _ask(*words: object) -> tuple[int, str]:
-    code, text = ask(*words, "--format", "json")
-    return code, text[text.find("{") :]
+def _ask(*words: object) -> Ended:
+    return call(map(str, (*words, "--format", "json")), Path())
 
 
 def _verify(root: Path, matrix: Path, receipts: Path) -> tuple[int, JitVerifyResult]:
-    code, text = _ask("jit-verify", "--target", "cpu", "--root", root, "--matrix", matrix, "--receipts", receipts)
-    result = JitVerifyResult.model_validate_json(text)
-    assert JitVerifyResult.model_validate_json((receipts / "jit_verify-cpu.json").read_bytes()) == result
-    return code, result
+    ended = _ask("jit-verify", "--target", "cpu", "--root", root, "--matrix", matrix, "--receipts", receipts)
+    result = JitVerifyResult.model_validate_json((receipts / "jit_verify-cpu.json").read_bytes())
+    assert ended.data == result.model_dump(mode="json")
+    return ended.code, result
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +68,18 @@ def warm(tmp_path_factory: pytest.TempPathFactory, matrix: Path) -> Path:
 
 
 def test_a_prewarm_is_found_warm(warm: Path, matrix: Path, tmp_path: Path) -> None:
-    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix, "--receipts", tmp_path / "r")
-    result = PrewarmResult.model_validate_json(text)
-    assert code == Exit.OPEN, text
+    words = ("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix, "--receipts", tmp_path / "r")
+    ended = _ask(*words)
+    assert ended.code == Exit.OPEN, ended
+    result = PrewarmResult.model_validate(ended.data)
     assert all(row.compiled for row in result.rows)
     assert result.sealed
     assert result.verdict is not None
     assert {row.verdict for row in result.verdict.rows} == {JitVerdict.WARM}
     assert [*result.caches] == ["inductor"]
-    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix, "--receipts", tmp_path / "r")
-    again = PrewarmResult.model_validate_json(text)
-    assert (code, again.manifest) == (Exit.OPEN, result.manifest)
+    ended = _ask(*words)
+    again = PrewarmResult.model_validate(ended.data)
+    assert (ended.code, again.manifest) == (Exit.OPEN, result.manifest)
     assert again.verdict is not None
     assert (again.rows, again.verdict.exit) == ((), Exit.OPEN)
     code, verdict = _verify(warm, matrix, tmp_path / "receipts")
@@ -101,13 +101,13 @@ def test_a_shape_that_was_not_warmed_is_named(warm: Path, tmp_path: Path) -> Non
 
 
 def test_carried_to_another_folder_it_is_warm(warm: Path, matrix: Path, tmp_path: Path) -> None:
-    code, text = _ask("jit-cache", "export", tmp_path / "jit.tar.gz", "--root", warm)
-    assert code == Exit.OPEN, text
+    ended = _ask("jit-cache", "export", tmp_path / "jit.tar.gz", "--root", warm)
+    assert ended.code == Exit.OPEN, ended
     away = warm.with_name(f"{warm.name}-away")
     warm.rename(away)  # nothing may be found by its old path
     try:
-        code, text = _ask("jit-cache", "import", tmp_path / "jit.tar.gz", "--root", tmp_path / "two")
-        assert code == Exit.OPEN, text
+        ended = _ask("jit-cache", "import", tmp_path / "jit.tar.gz", "--root", tmp_path / "two")
+        assert ended.code == Exit.OPEN, ended
         code, verdict = _verify(tmp_path / "two", matrix, tmp_path / "receipts")
         assert code == Exit.OPEN, verdict
     finally:
@@ -116,6 +116,6 @@ def test_carried_to_another_folder_it_is_warm(warm: Path, matrix: Path, tmp_path
 
 def test_a_disk_that_gets_full_in_the_middle(matrix: Path) -> None:
     with small_disk("800k") as disk:  # TorchInductor keeps 1.06 MB of these two
-        code, text = _ask("prewarm", "--target", "cpu", "--root", disk, "--matrix", matrix)
-        assert code == Exit.INFRASTRUCTURE, text
+        ended = _ask("prewarm", "--target", "cpu", "--root", disk, "--matrix", matrix)
+        assert ended.code == Exit.INFRASTRUCTURE, ended
         assert not (disk / "cpu" / "manifest.sha256").exists()

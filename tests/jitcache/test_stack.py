@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ from megacpp_validate.jitcache.stack import (
     select_tasks,
 )
 from megacpp_validate.process import Processes
-from tests.jitcache.asking import ask
+from tests.replay.harness import call
 from tests.sealed_caches import KERNEL, TASK
 
 CELL = TASK.model_copy(update={"code": "probe", "settings": {"probe": "attention"}})
@@ -65,11 +66,10 @@ def test_what_the_caller_leaves_out_is_named(
 def test_compile_only_takes_any_machine_and_keeps_nothing() -> None:
     """A GB10 has another CPU than this machine; without Triton the kernels do not compile, and nothing is proven."""
     words = ("--target", "gb10", "--compile-only", "--tasks", "triton_rotation", "--python", sys.executable)
-    code, text = ask("prewarm", *words, "--format", "json")
-    result = json.loads(text[text.find("{") :])
-    assert (result["folder"], result["sealed"]) == ("", False)
-    (row,) = result["rows"]
-    assert (code, len(row["compiled"])) == ((Exit.OPEN, 4) if find_spec("triton") else (Exit.EVIDENCE_MISSING, 0))
+    ended = call(("prewarm", *words, "--format", "json"), Path())
+    assert (ended.data["folder"], ended.data["sealed"]) == ("", False)
+    (row,) = ended.data["rows"]
+    assert (ended.code, len(row["compiled"])) == ((Exit.OPEN, 4) if find_spec("triton") else (Exit.EVIDENCE_MISSING, 0))
 
 
 def _receipt(outcome: Outcome, jit: JitCompiles, reason: str = "") -> Receipt:

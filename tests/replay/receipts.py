@@ -93,16 +93,6 @@ def raised(probe: str, text: str, *, hours: float = 1.0, **changes: Any) -> Rece
     return good(probe, hours=hours, **(seen | changes))
 
 
-def machine(**changes: str) -> dict[str, str]:
-    """The machine of all receipts, changed."""
-    return {**MACHINE, **changes}
-
-
-def jit(**changes: Any) -> dict[str, Any]:
-    """Compiles of a process."""
-    return {**JIT, **changes}
-
-
 def put(folder: Path, *receipts: Receipt, run: str = "run") -> None:
     """Write receipts into one run of a store."""
     (folder / run).mkdir(parents=True, exist_ok=True)

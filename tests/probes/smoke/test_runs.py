@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from megacpp_validate.evidence.receipt import receipt_text
+from megacpp_validate.evidence.receipt import Outcome, Receipt, receipt_text
 from megacpp_validate.evidence.store import parse_receipt
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.order import Order, Target
@@ -15,7 +14,6 @@ from megacpp_validate.probes.smoke import resume
 from megacpp_validate.probes.smoke.runs import Run, check_parts
 from megacpp_validate.training.parallel.launch import RunEnd
 from megacpp_validate.training.smoke.order import SmokeOrder
-from tests.stored_receipts import make_receipt
 
 
 def new_bench() -> Bench:
@@ -48,7 +46,10 @@ def test_a_part_that_has_no_path_of_te_under_a_plan_leaves_a_receipt_that_can_be
     choice = {"observed": "native", "requested": "te", "refusals": [refusal]}
     rank = {"rank": 0, "choices": {"layers.2.in_projection": choice}}
     check_parts(bench, Run("plan", SmokeOrder(), RunEnd("done", (), "", ({"rank": 0, "receipt": rank},), 1.0)))
-    made = replace(make_receipt(), checks=tuple(bench.checks), backends=tuple(bench.backends))
+    made = Receipt(
+        "s-cpu-smoke_resume", "s", "cpu", "smoke_resume", Outcome.PASS, "", "te", checks=tuple(bench.checks),
+        backends=tuple(bench.backends),
+    )  # fmt: skip
     assert parse_receipt(receipt_text(made).encode(), Path(f"{made.cell}.json")).backends[0].reasons == (
         "te: the in-projection of M is split over ranks",
     )
