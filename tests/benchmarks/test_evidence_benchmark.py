@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -19,18 +18,12 @@ pytestmark = pytest.mark.thorough
 
 @lru_cache
 def few() -> tuple[Sample, ...]:
-    """The smallest committed receipts of each version."""
-    samples = sorted(read_samples(), key=lambda sample: len(sample.body))
-    by_version: dict[str, Sample] = {}
-    for sample in samples:
-        by_version.setdefault(json.loads(sample.body + sample.tail)["schema_id"], sample)
-    return tuple(by_version.values())
+    """The smallest committed receipts."""
+    return tuple(sorted(read_samples(), key=lambda sample: len(sample.body))[:6])
 
 
 def test_what_is_multiplied_is_read_in_full_and_is_another_run_each(tmp_path: Path) -> None:
-    samples = few()
-    assert len(samples) == 6
-    size = write_store(tmp_path / "store", 12, samples)
+    size = write_store(tmp_path / "store", 12, few())
     assert size == sum(path.stat().st_size for path in (tmp_path / "store").rglob("*.json"))
     rows = list_rows(read_store(tmp_path / "store"))
     assert len(rows) == 12
