@@ -1,4 +1,4 @@
-"""Which argument of Transformer Engine no cell ever varies: `python -m tests.frozen boundary`.
+"""Which argument of Transformer Engine no cell ever varies: `python -m tests.cells boundary`.
 
 Every cell on the double runs while each call of an accessor of the bridge is noted. TE could ignore an argument that is
 seen with one value alone, and nobody would notice. Such an argument gets a second value in a probe's table, or a row in

@@ -1,0 +1,1 @@
+"""What cells leave: the checks that the gate requires, and what the bridge passes to Transformer Engine."""
