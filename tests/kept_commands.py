@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import typer.main
-import typer.testing
 
 _made: dict[tuple[object, ...], Any] = {}
 _plain = typer.main.get_command
@@ -28,4 +27,3 @@ def _get_command(app: typer.Typer) -> Any:
 def keep_commands() -> None:
     """From here on, in this process."""
     typer.main.get_command = _get_command
-    typer.testing._get_command = _get_command

@@ -102,7 +102,6 @@ def ablate(
         tuple[str, ...], "feature=NAME: rows of matrix/postures.toml, repeated or with commas; or all."
     ],
     /,
-    size: Annotated[str, "Of the model; else single on a GPU, and tiny on a CPU."] = "",
     pairs: Annotated[int, typer.Option(min=4, help="Pairs of each feature at most.")] = 64,
     device: Annotated[Literal["cuda", "cpu"], "Where to train."] = "cuda",
     target: Annotated[str, "Whose FP8 recipes hold, on a GPU."] = "h200",

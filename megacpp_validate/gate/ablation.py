@@ -239,12 +239,10 @@ class AblationOptions(RunOptions):
 
     Attributes:
         features: in the order in which they are run.
-        size: of the model; empty for that of the device.
         pairs: at most, of each feature.
     """
 
     features: tuple[Feature, ...]
-    size: str
     pairs: int
     device: Literal["cuda", "cpu"]
 
@@ -270,7 +268,7 @@ def plan_arms(posture: Posture, feature: Feature, options: AblationOptions) -> d
     plain = options.device == "cpu"
     switches = dict.fromkeys(posture.switches if plain else posture.observability, False)  # who looks on costs time
     order: dict[str, Any] = {
-        "size": options.size or SIZES[options.device], "changes": {}, "plan": {"data": 1}, "steps": _SCHEDULED,
+        "size": SIZES[options.device], "changes": {}, "plan": {"data": 1}, "steps": _SCHEDULED,
         "seed": options.seed, "precision": "fp32" if plain else "bf16", "device": options.device,
         "target": options.target, "features": {}, "forms": {}, "learning_rate": LEARNING_RATE,
         "warm_up": _SCHEDULED // 2,

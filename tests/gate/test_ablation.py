@@ -216,7 +216,7 @@ def test_an_arm_in_a_preset_that_was_rolled_back_does_not_start(call: Run, tmp_p
 
 def asked(**more: Any) -> AblationOptions:
     said: dict[str, Any] = {
-        "features": (), "size": "", "pairs": 64, "seed": 0, "device": "cuda", "target": "h200", "receipts": Path(),
+        "features": (), "pairs": 64, "seed": 0, "device": "cuda", "target": "h200", "receipts": Path(),
     }  # fmt: skip
     return AblationOptions(**{**said, **more})
 
