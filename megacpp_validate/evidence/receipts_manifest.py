@@ -81,11 +81,12 @@ def verify_folder(folder: Path, signers: Path, at: datetime) -> tuple[str, dict[
     Raises:
         InfrastructureFailed: there is no ssh-keygen.
         ManifestInvalid: there is no manifest or signature, or none by one of the signers.
+        WrongArguments: there is no file of signers.
     """
     manifest = _read(folder / MANIFEST)
     _read(folder / SIGNATURE)
     if not signers.is_file():
-        raise ManifestInvalid(f"there is no file of allowed signers {signers}. Next step: give another --signers.")
+        raise WrongArguments(f"there is no file of allowed signers {signers}. Next step: give another --signers.")
     rows = [row.split()[0] for row in signers.read_text().splitlines() if row.strip() and not row.startswith("#")]
     words = [f"-Overify-time={at.astimezone(UTC):%Y%m%d%H%M%SZ}", "-n", NAMESPACE, "-f", str(signers)]
     last = f"{signers} has no row"

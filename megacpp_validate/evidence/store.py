@@ -25,6 +25,7 @@ from ..errors import FileInvalid, WrongArguments
 from .receipt import SCHEMA_ID, Check, Outcome, Receipt, TrainingRecord, cell_id, is_sealed
 from .values import list_errors
 
+_MOST_BYTES: Final = 64 << 20  # of a receipt, unpacked; the largest have one MiB
 SUFFIXES: Final = (".json", ".json.xz")  # as written, and as it may be kept; the seal is over the unpacked content
 _RECEIPT: Final = TypeAdapter(Receipt)
 _CELL: Final = re.compile(r"[\w.+]+(-[\w.+]+){2,}")  # stack, target and probe, as `cell_id` joins them
@@ -91,10 +92,17 @@ def cell_of(file: str) -> str:
 
 
 def _unpack(content: bytes, path: Path) -> bytes:
+    if path.suffix != ".xz":
+        return content
+    stream = lzma.LZMADecompressor()
     try:
-        return lzma.decompress(content) if path.suffix == ".xz" else content
+        text = stream.decompress(content, _MOST_BYTES)
     except lzma.LZMAError as fault:
         raise OSError(f"{fault}") from fault
+    if not stream.eof:
+        what = "it is truncated" if stream.needs_input else f"it has more than {_MOST_BYTES >> 20} MiB"
+        raise OSError(f"{what}; give the file as `xz -9` made it of a receipt")
+    return text
 
 
 def read_receipts(folder: Path) -> Receipts:

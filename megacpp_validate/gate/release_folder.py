@@ -7,14 +7,14 @@ import hashlib
 import re
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from ..catalog.bridge import Catalog
-from ..catalog.images import read_needs
+from ..catalog.images import read_images, read_needs
 from ..catalog.policies import GateRules, read_gate_policy
 from ..errors import EvidenceMissing, InfrastructureFailed, WrongArguments
+from ..evidence.history import DIRTY
 from ..evidence.receipt import Receipt, read_time
 from ..evidence.receipts_manifest import ManifestInvalid, hash_manifest, sign_folder, verify_folder
 from ..evidence.store import ReceiptInvalid, ReceiptStore, read_store
@@ -22,6 +22,7 @@ from .release import GateContext, GateDecision, SignedFolder, decide_release
 from .rules import OLDEST, UNKNOWN, Baseline, GateOptions
 
 _CODE: Final = re.compile(rf"[0-9a-f]{{12,64}}|{UNKNOWN}")
+_LOCKED: Final = re.compile(r"^([a-z0-9.-]+)==(\S+)", re.MULTILINE)
 RUN_LOCK: Final = ".lock"  # that a run holds in the folder of its receipts
 
 
@@ -36,12 +37,15 @@ def decide_folder(catalog: Catalog, options: GateOptions) -> GateDecision:
     for code in options.accept_code:
         if not _CODE.fullmatch(code):
             raise WrongArguments(f"{code!r} is not the hash of code. Next step: give 12 to 64 digits, or {UNKNOWN!r}.")
+    for option, value, digits in (("commit", options.commit, 40), ("lock", options.lock, 64)):
+        if value and not re.fullmatch(f"[0-9a-f]{{{digits}}}({DIRTY})?", value):
+            raise WrongArguments(f"--{option} {value!r} is no whole hash. Next step: give its {digits} hex digits.")
     store = _read(options.store)
     policy = read_gate_policy(catalog)
     target = options.target or _choose_one(store, "target", "")
     rules = policy.choose(options.release, target)
     stack = options.stack or _choose_one(store, "stack", target)
-    order = _complete(replace(options, target=target, stack=stack), catalog)
+    order = _complete(replace(options, target=target, stack=stack), rules, catalog)
     signed = baseline = None
     if options.signers is not None:
         try:
@@ -55,7 +59,7 @@ def decide_folder(catalog: Catalog, options: GateOptions) -> GateDecision:
         )
     if options.baseline is not None:
         judged = {one.sha256 for one in store.files if one.head is not None and one.head.stack == order.stack}
-        baseline = _read_baseline(options.baseline, rules, judged, order.at)
+        baseline = _read_baseline(options.baseline, rules, judged, order)
     context = GateContext(store.load, rules, order, catalog.modules, read_needs(catalog), baseline, signed)
     return decide_release(store.files, context)
 
@@ -104,31 +108,53 @@ def _choose_one(store: ReceiptStore, what: str, target: str) -> str:
     names: list[str] = sorted({getattr(head, what) for head in heads})
     if len(names) == 1:
         return names[0]
-    text = f"{len(names)} {what}s have receipts{target and f' of {target}'}: {', '.join(names[:6]) or 'none'}. "
+    text = f"{len(names)} {what}s have receipts{target and f' of {target}'}: {', '.join(names[:40]) or 'none'}. "
     step = f"choose one with --{what}" if names else "run its cells"
     raise (WrongArguments if names else EvidenceMissing)(f"{text}Next step: {step}.")
 
 
-def _complete(options: GateOptions, catalog: Catalog) -> GateOptions:
-    """With the image digest and the lock that the row of the stack pins."""
+def _complete(options: GateOptions, rules: GateRules, catalog: Catalog) -> GateOptions:
+    """With the image digest and the lock that the row of the stack pins, or else the lock of the image."""
     row = next((row for row in catalog.stacks if row.id == options.stack), None)
     if row is None:
         return options
     lock = options.lock
     if row.lock and not lock:
-        file = catalog.folder.parent / row.lock
-        if not file.is_file():
-            raise WrongArguments(
-                f"there is no lock {file} of {row.id}. Likely cause: the matrix was copied alone. "
-                "Next step: give --lock its SHA-256, or --matrix a checkout."
+        lock = hashlib.sha256(_read_lock(catalog, row.lock)).hexdigest()
+    options = replace(options, image=options.image or row.image.rpartition("@")[2], lock=lock)
+    images = [one for one in read_images(catalog).image if one.target == options.target]
+    if lock or rules.kind.lock != "one" or not images:
+        return options
+    text = _read_lock(catalog, images[0].with_release(rules.stacks[row.id]).lock)
+    return replace(options, image_lock=hashlib.sha256(text).hexdigest(), locked=dict(_LOCKED.findall(text.decode())))
+
+
+def _read_lock(catalog: Catalog, name: str) -> bytes:
+    file = catalog.folder.parent / name
+    if not file.is_file():
+        raise WrongArguments(
+            f"there is no lock {file}. Likely cause: the matrix was copied alone, or no image has this release. "
+            "Next step: give --lock its SHA-256, or --matrix a checkout."
+        )
+    return file.read_bytes()
+
+
+def _read_baseline(folder: Path, rules: GateRules, judged: set[str], order: GateOptions) -> Baseline:
+    """The newest good receipt of each probe of another run, whatever its stack, if it is one and requested the same.
+
+    Where receipts must be signed, those of the baseline must be, too.
+    """
+    store, at = _read(folder), order.at
+    if order.signers is not None:
+        try:
+            held = verify_folder(folder, order.signers, at)[1]
+        except ManifestInvalid as fault:
+            raise EvidenceMissing(f"the baseline {folder} is not signed: {fault}") from fault
+        if loose := sorted(dict(store.hashes.items() - held.items())):
+            raise EvidenceMissing(
+                f"the signature of the baseline {folder} does not cover {len(loose)} files: {', '.join(loose[:3])}. "
+                "Next step: sign the folder again with `nox -s receipts_sign`."
             )
-        lock = hashlib.sha256(file.read_bytes()).hexdigest()
-    return replace(options, image=options.image or row.image.rpartition("@")[2], lock=lock)
-
-
-def _read_baseline(folder: Path, rules: GateRules, judged: set[str], at: datetime) -> Baseline:
-    """The newest good receipt of each probe of another run, whatever its stack, if it is one and requested the same."""
-    store = _read(folder)
     good = [
         (read_time(one.head.started) or OLDEST, one) for one in store.files
         if one.head is not None and one.head.target == rules.target.id and one.stem == one.head.cell

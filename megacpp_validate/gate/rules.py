@@ -65,6 +65,8 @@ class GateOptions:
         signers: file of the allowed signers.
         unsigned: go on without a signature if there are no signers.
         accept_code: prefixes of code hashes that are accepted beside the hash of this checkout.
+        image_lock, locked: hash of the lock of the target's image, and its distributions -> versions; empty where
+            `lock` is given or the release has no image.
     """
 
     store: Path
@@ -79,6 +81,8 @@ class GateOptions:
     signers: Path | None = None
     unsigned: bool = False
     accept_code: tuple[str, ...] = ()
+    image_lock: str = ""
+    locked: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def own(self) -> str:
@@ -369,6 +373,16 @@ def _compare(
     ):
         text = f"it ran with the {what} {has}, and the newest receipt with {wants}"
         yield rule, applies and has and wants and has != wants, text
+    loads = _list_versions(newest)
+    for name, version in _list_versions(receipt).items():
+        text = f"it loaded {name} {version}, and the newest receipt {loads.get(name)}"
+        yield GateRule.ENVIRONMENT, loads.get(name, version) != version, text
+        wants = order.locked.get(name.replace("_", "-"), version)
+        yield (
+            GateRule.LOCK,
+            kind.lock == "one" and wants != version,
+            f"it loaded {name} {version}, and the lock has {wants}",
+        )
 
     whole = _COMMIT.fullmatch(receipt.commit)
     yield GateRule.COMMIT, not whole, f"{receipt.commit[:60]!r} is not a commit"
@@ -379,10 +393,18 @@ def _compare(
     for rule, wanted, has, wants in (
         (GateRule.ENVIRONMENT, kind.environment, receipt.environment, newest.environment),
         (GateRule.IMAGE, kind.image, receipt.image_digest, newest.image_digest),
-        (GateRule.LOCK, kind.lock, receipt.lock_hash, newest.lock_hash),
+        (GateRule.LOCK, kind.lock, receipt.lock_hash, order.image_lock or newest.lock_hash),
     ):
-        text = f"its {rule.value} is {has[:40] or 'not recorded'}, that of the newest receipt {wants[:40] or 'none'}"
+        whose = "the image" if rule is GateRule.LOCK and order.image_lock else "the newest receipt"
+        text = f"its {rule.value} is {has[:40] or 'not recorded'}, that of {whose} {wants[:40] or 'none'}"
         yield rule, wanted == "one" and (not has or has != wants), text
+
+
+def _list_versions(receipt: Receipt) -> dict[str, str]:
+    """Package or library -> version as loaded, without what a build adds; of second copies another rule speaks."""
+    versions = {row.name: row.version for row in receipt.packages if not row.other_copies}
+    versions |= {row.name: row.version for row in receipt.libraries if len(row.files) == 1}
+    return {name: version.partition("+")[0] for name, version in versions.items() if version}
 
 
 def _find_code(receipt: Receipt, rules: GateRules, order: GateOptions) -> Iterator[Reason]:

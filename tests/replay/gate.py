@@ -100,8 +100,11 @@ def _committed() -> Iterator[Scenario]:
         yield of(f"{folder} {release}", folder, "--release", release, "--stack", stack, "--target", "h200")
     yield of("shipped", "shipped")
     yield of("shipped nightly", "shipped", "--release", "nightly")
-    signed = ("--signers", "docs/evidence/signers", "--release", "release", "--baseline", "{work}/before")
-    yield _scenario("shipped release", *signed, prepare=_lay_before, store="docs/evidence/shipped", at=DAY)
+    signed = ("--signers", "docs/evidence/signers", "--release", "release", "--baseline")
+    yield of("shipped release", "shipped", *signed, "docs/evidence/baseline")
+    yield of("shipped release beside an unsigned baseline", "shipped", *signed, "docs/evidence/h200/te2.19.0")
+    more = ("--release", "release", "--baseline", "docs/evidence/baseline")
+    yield _scenario("shipped with another extension", *OWN, *more, "--unsigned", prepare=_other_extension, at=DAY)
     stacks = ("te2.12.0", "te2.17.1", "te2.20.2")
     for stack in (*stacks, "te2.14.1", "native"):
         yield of(f"h200 {stack}", "h200", "--stack", stack)
@@ -113,12 +116,14 @@ def _committed() -> Iterator[Scenario]:
         yield of(f"fp8/{after} beside {before}", f"fp8/{after}", *more)
 
 
-def _lay_before(work: Path) -> None:
-    """The run on torch 2.11 in one folder; `fp8_state` is that of `fp8`: the canary has it refused."""
-    (work / "before").mkdir()
-    for folder in ("h200/te2.20.2", "smoke/one_gpu", "smoke/two_gpus", "fp8/te2.20.2"):
-        for file in (EVIDENCE / folder).glob("te*.json.xz"):
-            shutil.copy(file, work / "before")
+def _other_extension(work: Path) -> None:
+    """What was shipped, with a torch extension of Transformer Engine that the lock of the image does not have."""
+    (work / "store").mkdir()
+    for file in (EVIDENCE / "shipped").glob("te*.json.xz"):
+        receipt = json.loads(lzma.decompress(file.read_bytes()))
+        for row in receipt["packages"]:
+            row["version"] = "2.12.0" if row["name"] == "transformer_engine_torch" else row["version"]
+        (work / "store" / file.stem).write_text(sealed(receipt), encoding="utf-8")
 
 
 def _lay_out(row: dict[str, Any], work: Path) -> None:
@@ -207,6 +212,9 @@ DAMAGE: Final[dict[str, Prepare]] = {
     "truncated": lambda store: place(store, "attention").write_text(place(store, "attention").read_text()[:900]),
     "truncated beside": _truncate_beside,
     "empty file": _write(""),
+    "unpacks to 65 MiB": lambda store: (
+        place(store, "attention").with_suffix(".json.xz").write_bytes(lzma.compress(bytes(65 << 20), preset=0))
+    ),
     "no JSON": _write("{"),
     "a list": _write("[]"),
     "nested too deep": _write("[" * 100_000),
