@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -50,7 +50,7 @@ from .interpreted import (
 )
 from .release import Absent, Found
 from .shapes import UNKNOWN_SHAPE, Shape, shape_of, signature_of
-from .surface import RESULT, UNKNOWN, Symbol, UseKind
+from .surface import RESULT, UNKNOWN, Symbol, Use, UseKind
 from .syntax_nodes import once_per_node, parameters_of
 
 _DEEPEST: Final = 12  # calls within calls
@@ -59,6 +59,7 @@ _OF_TORCH: Final = re.compile("state_dict|zero_grad|param_group|parameters|extra
 # What can be a module whose state is loaded, and words in the names of what else has such a method.
 _MODULES: Final[set[type]] = {Unknown, External, Vendor, Items, Several}
 _NO_MODULES: Final = ("optim", "sched", "scaler", "loader", "sampler", "callback")
+_IMPORTS: Final = frozenset({"import_module", "__import__", "importorskip"})
 _MINDS_VERSION: Final = frozenset({"__version__", "find_spec", "get_distribution", "version"})
 
 
@@ -111,7 +112,9 @@ class Calls(Expressions):
                     else:
                         callees += [(f, attr) for f in self._member(one, Access(attr, node.func, names, called=True))]
             case _:
-                callees = [(one, "") for one in self._value(node.func, names)]
+                asked, called = self._asked, self._value(node.func, names)
+                callees = [(one, "") for one in called]
+                self._asked = asked if any(isinstance(one, External) for one in called) else self._asked
         given = [self._value(argument, names) for argument in node.args]
         for keyword in node.keywords:
             self._value(keyword.value, names)
@@ -200,6 +203,9 @@ class Calls(Expressions):
         members = self._member(callee, Access("forward", call.node, call.names, called=True))
         return either(*(self._call_one(one, call) for one in members))
 
+    def _call_listing(self, callee: Listing, _: Call) -> Values:
+        return frozenset({callee})  # `signature(f).parameters.keys()`
+
     def _call_const(self, callee: Const, call: Call) -> Values:
         return call_known(callee.value, call.attr, call.given)
 
@@ -230,9 +236,8 @@ class Calls(Expressions):
         bound = self._bind_arguments(callee, call)
         made = [one for one in self._returns.get(callee.node, ()) if isinstance(one, Vendor)]
         by_argument = len(made) > 1 and any(isinstance(one, Const) for values in bound.values() for one in values)
-        texts = (str(one.value) for values in bound.values() for one in values if isinstance(one, Const))
-        named = any(map(self.release.library.owns, texts))
-        imports = named and not {"import_module", "__import__"}.isdisjoint(_names_in(callee.node))
+        named = any(map(self.release.library.owns, _texts(*bound.values())))
+        imports = named and not _IMPORTS.isdisjoint(_names_in(callee.node))
         is_open = len(self._reading) < _DEEPEST and self._steps < _STEPS
         if is_open and (by_argument or imports or self._minds_version(callee)):
             return forked(self._read_again(callee, bound, *((call.node, call.names) if imports else ())))
@@ -352,28 +357,36 @@ class Calls(Expressions):
                 made = Keywords()
                 self._fill(made, call)
                 return frozenset({made})
-            case ("importlib.import_module" | "import_module" | "__import__", [target, *_]):
-                found = [one.value for one in target if isinstance(one, Const)]
-                for name in (name for name in map(str, found) if "." in name and self.release.library.owns(name)):
-                    self._note_name(Symbol(*name.rpartition(".")[::2]), call.node, call.names, "ModuleNotFoundError")
-                    self._load(name, call.names)
-                return either(*(self._of_text(str(name)) for name in found)) if found else ANYTHING
+            case (path, [target, *anchor]) if path.rpartition(".")[2] in _IMPORTS:
+                anchor += [self._quietly(k.value, call.names) for k in call.node.keywords if k.arg == "package"]
+                return self._import(_texts(target), _texts(*anchor), call, path.endswith("importorskip"))
             case (("functools.partial" | "partial"), [called, *_]):
                 for one in called:
                     if isinstance(one, Vendor):
                         self._note_call(one, call.node, call.names, first=1, partial=True)
                 return called
         known = self._call_about_release(callee.path.rpartition(".")[2], call) or container_of(callee.path, call.given)
-        texts = [str(one.value) for values in call.given for one in values if isinstance(one, Const)]
+        texts = _texts(*call.given)
         if known is None and self.release.library.names_version("_".join((callee.path.rpartition(".")[2], *texts))):
-            return frozenset({UNTOLD}) if self._divides(texts) else ANYTHING
+            return frozenset({UNTOLD}) if self._divides(call.given) else ANYTHING
         return known or call_external(callee.path, call.given)
 
-    def _divides(self, texts: list[str]) -> bool:
+    def _import(self, targets: list[str], packages: list[str], call: Call, skips: bool) -> Values:
+        """What an import by a text gives; a name that begins with a dot lies below a package."""
+        names = replace(call.names, caught=frozenset({"ImportError"})) if skips else call.names
+        found = [f"{base}{text}" for text in targets for base in (packages if text.startswith(".") else [""])]
+        for name in (name for name in found if "." in name and self.release.library.owns(name)):
+            with suppress(*[Lacking][:skips]):  # without the module, the tests of the file are skipped
+                self._note_name(Symbol(*name.rpartition(".")[::2]), call.node, names, "ModuleNotFoundError")
+            self._load(name, names)
+        return either(*map(self._of_text, found)) if found else ANYTHING
+
+    def _divides(self, given: Iterable[Values]) -> bool:
         """Whether the versions that a check is given can tell the two releases apart; True where that is not known.
 
         A check of a version that both releases are newer than, or both older, gives the same under both.
         """
+        texts = _texts(*given)
         with suppress(ValueError):
             low, high = sorted(map(Version, self.versions))
             return not any("." in text for text in texts) or any(low <= Version(text) <= high for text in texts)
@@ -389,7 +402,7 @@ class Calls(Expressions):
                 is_own = all(isinstance(one, Const) and canonicalize_name(str(one.value)) in own for one in names)
                 return constant(self.release.version) if is_own else ANYTHING
             case ("find_spec", [targets, *_]):
-                dotted = [str(one.value) for one in targets if isinstance(one, Const)]
+                dotted = _texts(targets)
                 if all(map(self.release.library.owns, dotted)):
                     return either(*(NOTHING if self._of_text(one) == ANYTHING else constant(True) for one in dotted))
             case ("map", [callees, over]):
@@ -433,18 +446,16 @@ class Calls(Expressions):
         found = self.release.lookup(value.symbol.module, value.symbol.name)
         return shape_of(self.release, found, value.path) if isinstance(found, Found) else UNKNOWN_SHAPE
 
-    def _fits(self, statement: ast.stmt, names: Names) -> bool:
-        """Whether a statement is one call, of something of Transformer Engine that takes what the call passes."""
-        call: Any = getattr(statement, "value", None)
-        callees = [*self._quietly(call.func, names)] if isinstance(call, ast.Call) else []
-        taken = 0
-        for one in (one for one in callees if isinstance(one, Vendor)):
-            signature, use = signature_of(self.release, self._shape(one)), self._use_of_call(one, call, names)
-            taken += signature is not None and not use.open_keywords and bind(signature, use).fits
-        return 0 < taken == len(callees)
+    def _refuses(self, use: Use) -> bool:
+        """Whether the release at hand surely refuses a call."""
+        value = Vendor(Symbol(*use.accessor.rpartition(".")[::2]), use.path)
+        signature = signature_of(self.release, self._shape(value)) if use.kind is UseKind.CALL else None
+        return signature is not None and not bind(signature, use).fits
 
     def _of_compare(self, node: ast.Compare, names: Names) -> Values:
-        sides = [self._value(one, names) for one in (node.left, *node.comparators)]
+        asked, sides = self._asked, [self._value(one, names) for one in (node.left, *node.comparators)]
+        if not self._divides(sides):
+            self._asked = asked
         match sides, node.ops:
             case [[keys, holders], [ast.In() | ast.NotIn() as op]] if any(isinstance(one, Listing) for one in holders):
                 known = {self._holds(holder, key) for holder in holders for key in keys}
@@ -477,6 +488,11 @@ class Calls(Expressions):
             case ProjectModule(file=file):
                 return True if attr in self.module(file).names else None
         return None
+
+
+def _texts(*given: Values) -> list[str]:
+    """What arguments are, where that is known, as texts."""
+    return [str(one.value) for values in given for one in values if isinstance(one, Const)]
 
 
 def _name_pattern(node: ast.expr) -> str:

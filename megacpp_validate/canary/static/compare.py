@@ -6,7 +6,6 @@ the new one is this upgrade's doing; what fails in both alike is not.
 
 from __future__ import annotations
 
-import ast
 import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from .guard_changes import Passed, kept_fields
 from .import_time import compare_import_time, deprecated_modules
 from .interpret import Interpreter
 from .project import Source, SourceUnused
-from .reach import constant_in
 from .release import Absent, Found, Opaque, Release
 from .relocation import likely_member, moved_to, renamed_to
 from .shapes import (
@@ -275,13 +273,10 @@ class _Comparison:
         if made is not None and made != made_by(self.old, before):  # a `__new__` beside the constructor
             for change in call_faults(made, use):
                 yield self._at(change, before, after)
-        first, second = callee_of(self.old, before)[0], callee_of(self.new, after)[0]
         for change in compare_calls(one, other, use):
-            seen = self._through_constants(change, first, second)
-            if seen is not None:
-                yield self._at(seen, before, after)
+            yield self._at(change, before, after)
         passed = Passed(bind(one, use).given, bind(other, use).given, self._fields(use))
-        first, second = self._runs(first), self._runs(second)
+        first, second = (self._runs(callee_of(*one)[0]) for one in ((self.old, before), (self.new, after)))
         if first is None or second is None:
             return
         for change in compare_bodies(self.old, self.new, first, second, passed, use):
@@ -301,19 +296,6 @@ class _Comparison:
         if is_open or shape.what != "class" or constructor is None or signature is None:
             return {}
         return kept_fields(self.new, constructor, {name for one in made for name in bind(signature, one).given})
-
-    def _through_constants(
-        self, change: Change, first: griffe.Function | None, second: griffe.Function | None
-    ) -> Change | None:
-        """A changed default with the values of the constants that it names; None where both values are the same."""
-        if change.kind is not ChangeKind.DEFAULT_CHANGED or first is None or second is None:
-            return change
-        old = constant_in(self.old, first.module, change.old) if change.old.isidentifier() else None
-        new = constant_in(self.new, second.module, change.new) if change.new.isidentifier() else None
-        if old is None and new is None:
-            return change
-        texts = [ast.unparse(v) if v is not None else t for v, t in ((old, change.old), (new, change.new))]
-        return None if texts[0] == texts[1] else replace(change, old=texts[0], new=texts[1])
 
     @staticmethod
     def _runs(function: griffe.Function | None) -> griffe.Function | None:

@@ -299,17 +299,6 @@ class Expressions(ABC):
     def _of_lambda(self, node: ast.Lambda, names: Names) -> Values:
         return frozenset({self._functions.setdefault(node, Function(node, names))})
 
-    def _of_ifexp(self, node: ast.IfExp, names: Names) -> Values:
-        tested, found = self._value(node.test, names), []
-        known = truth_of(tested)
-        for wanted, part in ((True, node.body), (False, node.orelse)):
-            if known in (None, wanted):
-                way = names.fork()
-                self._narrow(node.test, way, wanted=wanted)
-                way.is_guarded |= known is None and is_untold(tested)
-                found.append(self._value(part, way))
-        return either(*found)
-
     def _of_boolop(self, node: ast.BoolOp, names: Names) -> Values:
         """Each part is reached only where those before it let it be."""
         passes, found, way = isinstance(node.op, ast.And), list[Values](), names.fork()
@@ -403,6 +392,8 @@ class Expressions(ABC):
 
     def _in_vendor(self, owner: Vendor, at: Access) -> Values:
         value = Vendor(owner.symbol, (*owner.path, at.attr))
+        if at.attr == "__code__":
+            return frozenset({Listing(owner, of_call=True)})
         if not at.called:
             self._note(value, UseKind.ATTRIBUTE, at.node, at.names)
         return frozenset({value})
@@ -413,7 +404,7 @@ class Expressions(ABC):
         if found is None and below is not None:
             return frozenset({ProjectModule(below)})
         if found is None and self.release.library.names_version(at.attr):  # a file of another package by that name
-            return frozenset({External(at.attr)})
+            return self._in_external(External(owner.file.module), at)
         return found if found is not None else self._of_stars(at.attr, self.module(owner.file), at.node) or ANYTHING
 
     def _in_instance(self, owner: Instance, at: Access) -> Values:
@@ -439,14 +430,17 @@ class Expressions(ABC):
         return ANYTHING
 
     def _in_external(self, owner: External, at: Access) -> Values:
-        return constant(False) if at.attr == "TYPE_CHECKING" else frozenset({External(f"{owner.path}.{at.attr}")})
+        told = [UNTOLD] if self.release.library.names_version(at.attr) else []
+        found: Values = frozenset({External(f"{owner.path}.{at.attr}"), *told})
+        return constant(False) if at.attr == "TYPE_CHECKING" else found
 
     def _in_const(self, owner: Const, at: Access) -> Values:
         is_part = isinstance(owner.value, Version) and at.attr in VERSION_PARTS
         return wrap(getattr(owner.value, at.attr)) if is_part else ANYTHING
 
     def _in_listing(self, owner: Listing, at: Access) -> Values:
-        return frozenset({owner}) if at.attr in ("parameters", "args", "kwonlyargs", "keys") else ANYTHING
+        is_list = at.attr in ("parameters", "args", "kwonlyargs", "keys", "co_varnames")
+        return frozenset({owner}) if is_list else ANYTHING
 
     def _of_stars(self, name: str, names: Names, node: ast.AST) -> Values | None:
         for module in names.module.stars:
@@ -489,6 +483,7 @@ class Expressions(ABC):
                 one.members[target.attr] = either(one.members.get(target.attr, frozenset()), values)
             elif isinstance(one, VendorModule):  # set where nothing reads it any more, it is lost without a word
                 self._note(Vendor(Symbol(one.path, target.attr)), UseKind.NAME, target, names, optional=True)
+                self._load(f"{one.path}.{target.attr}", names)  # `te.fp8 = te.quantization`
             elif isinstance(one, Vendor):
                 value = Vendor(one.symbol, (*one.path, target.attr))
                 self._note(value, UseKind.ATTRIBUTE, target, names, optional=True)

@@ -8,9 +8,9 @@ once, functions once with unknown arguments; only functions that reach the versi
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from ...evidence.values import SourceLine
 from .bodies import yields
@@ -19,8 +19,8 @@ from .expressions import Access, Key, Lacking
 from .interpreted import (
     ANYTHING,
     NOTHING,
+    UNTOLD,
     Class,
-    Const,
     External,
     Function,
     Import,
@@ -43,11 +43,13 @@ from .interpreted import (
 )
 from .project import SourceFile
 from .release import Absent
-from .surface import RESULT, Symbol, Use, UseKind, argument_of, is_caught, named_kinds, parameter_facts
+from .surface import Symbol, Use, UseKind, argument_of, is_caught, named_kinds, parameter_facts
 from .syntax_nodes import parameters_of, stored_by
 
 _PASSES: Final = 2  # what fields, parameters and results are is known after the first; the second notes uses
 _DEEPEST: Final = 12  # functions within functions
+_OF_A_LACK: Final = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "PackageNotFoundError"})
+_OF_ANY: Final = _OF_A_LACK | {"Exception", "BaseException"}
 _EXITS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
@@ -159,9 +161,14 @@ class Interpreter(Calls):
             return ANYTHING
         return either(*names.returned, *([] if ends else [NOTHING])) if names.returned or not ends else ANYTHING
 
-    def _block(self, body: Iterable[ast.stmt], names: Names) -> bool:
+    def _block(self, body: list[ast.stmt], names: Names) -> bool:
         """Read statements; whether what follows them is reached."""
-        return all(self._statement(statement, names) for statement in body)
+        for at, one in enumerate(body):
+            if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Return) and self._asks_outside(one.test, names):
+                return self._do_if(ast.If(one.test, one.body, [*one.orelse, *body[at + 1 :]]), names)
+            if not self._statement(one, names):
+                return False
+        return True
 
     def _statement(self, node: ast.stmt, names: Names) -> bool:
         kind = type(node).__name__.lower().removeprefix("async")
@@ -184,9 +191,7 @@ class Interpreter(Calls):
             self._bind(node.target, known | ANYTHING, names)
 
     def _do_augassign(self, node: ast.AugAssign, names: Names) -> None:
-        self._value(node.value, names)
-        self._value(node.target, names)
-        self._bind(node.target, ANYTHING, names)
+        self._assign([node.target], ast.BinOp(node.target, node.op, node.value), names)
 
     def _do_return(self, node: ast.Return, names: Names) -> bool:
         names.returned.append(NOTHING if node.value is None else self._value(node.value, names))
@@ -202,11 +207,8 @@ class Interpreter(Calls):
     _do_continue = _do_break = _do_raise  # of a loop, so that nothing is refused
 
     def _do_assert(self, node: ast.Assert, names: Names) -> bool:
-        values = self._value(node.test, names)
-        names.is_guarded |= is_untold(values)
-        if truth_of(values) is False:
-            return self._do_raise(node, names)
-        return self._narrow(node.test, names, wanted=True)
+        refusal = ast.copy_location(ast.Raise(), node)
+        return self._do_if(ast.If(ast.UnaryOp(ast.Not(), node.test), [refusal], []), names)
 
     def _do_with(self, node: ast.With | ast.AsyncWith, names: Names) -> bool:
         match node.items:
@@ -235,19 +237,42 @@ class Interpreter(Calls):
         names.is_global |= set(node.names)
 
     def _do_if(self, node: ast.If, names: Names) -> bool:
-        tested, ends = self._value(node.test, names), list[Names]()
-        known = truth_of(tested)
-        for wanted, body in ((True, node.body), (False, node.orelse)):
-            if known is not None and known is not wanted:
-                continue
-            way = names if known is not None else names.fork()
-            way.is_guarded |= known is None and is_untold(tested)
-            if self._narrow(node.test, way, wanted=wanted) and self._block(body, way):
-                ends.append(way)
-        if known is None:
-            names.join(ends)
-            names.is_guarded |= is_untold(tested) and len(ends) < 2
+        ends = [way for body, way in self._ways(node, names) if self._block(body, way)]
+        names.join(ends)
+        names.is_guarded |= len(ends) == 1 and ends[0].is_guarded
         return bool(ends)
+
+    def _of_ifexp(self, node: ast.IfExp, names: Names) -> Values:
+        return either(*(self._value(part, way) for part, way in self._ways(node, names)))
+
+    def _ways(self, node: ast.If | ast.IfExp, names: Names) -> Iterator[tuple[Any, Names]]:
+        """The parts that a test chooses between and may reach, each with the names there."""
+        tested = self._value(node.test, names)
+        known, is_guard = truth_of(tested), is_untold(tested)
+        if known is None and self._asks_outside(node.test, names):
+            is_guard |= all(self._is_used(part, names) for part in (node.body, node.orelse))
+        for wanted, part in ((True, node.body), (False, node.orelse)):
+            if known in (None, wanted):
+                way = names if known is not None else names.fork()
+                way.is_guarded |= known is None and is_guard
+                if self._narrow(node.test, way, wanted=wanted):
+                    yield part, way
+
+    def _asks_outside(self, test: ast.expr, names: Names) -> bool:
+        """Whether a test reads what is not in the tree, under a name that speaks of the library: `HAS_NEW_TE`."""
+        read = (node for node in ast.walk(test) if isinstance(node, ast.Name | ast.Attribute))
+        named = (node for node in read if self.release.library.is_named_in(ast.unparse(node).rpartition(".")[2]))
+        found = frozenset[Value]().union(*(self._quietly(node, names) for node in named))
+        return UNTOLD not in found and any(isinstance(one, External) for one in found)
+
+    def _is_used(self, part: ast.expr | list[ast.stmt], names: Names) -> bool:
+        """Whether a piece of code imports or names something of Transformer Engine."""
+        for node in ast.walk(ast.Module(part, [])):  # type: ignore[arg-type]
+            text = next((t for f in ("module", "name", "value") if isinstance(t := getattr(node, f, None), str)), "")
+            held = names.find(getattr(node, "id", "")) or ()
+            if self.release.library.owns(text.replace("-", "_")) or any(map(self._is_from_vendor, held)):
+                return True
+        return False
 
     def _do_for(self, node: ast.For | ast.AsyncFor | ast.While, names: Names) -> None:
         """The body of a loop is read once, and may not be reached at all."""
@@ -281,14 +306,14 @@ class Interpreter(Calls):
             ends.append(way)
         if fault is not None:
             handlers = [one for one in handlers if is_caught(fault.raised, one[1])][:1]
-        elif all(self._is_of_vendor(statement, way) for statement in node.body):
-            handlers = []
-        elif all(self._is_of_vendor(statement, way) or self._fits(statement, way) for statement in node.body):
-            handlers = [one for one in handlers if one[1] != {"TypeError"}]
-        is_used = any(len(uses) > noted.get(key, 0) for key, uses in self.uses.items())
+        elif self._is_used(node.body, way):  # what it lacks would have been a fault
+            is_call = any(isinstance(one, ast.Call) for statement in node.body for one in ast.walk(statement))
+            handlers = [one for one in handlers if one[1] - (_OF_A_LACK if is_call else _OF_ANY)]
+        tried = [use for key, uses in self.uses.items() for use in uses[noted.get(key, 0) :]]
         for handler, kinds in handlers:
-            other = before.fork()  # the handler runs only if the body fails, which is not known of its uses
-            other.is_guarded |= fault is None and is_used and kinds != {"TypeError"}
+            other = before.fork()  # the handler runs only if the body fails, which may not be known of its uses
+            fails = fault is not None or (is_caught("TypeError", kinds) and any(map(self._refuses, tried)))
+            other.is_guarded |= bool(tried) and not fails
             other.join([other, way] if fault is None else [way])  # what was bound before the fault is there
             if handler.name:
                 other.names[handler.name] = ANYTHING
@@ -313,21 +338,7 @@ class Interpreter(Calls):
         if handler.type is None:
             return frozenset({"BaseException"})
         kinds = each_of(self._quietly(handler.type, names))
-        return frozenset(one.path.removeprefix("builtins.") for one in kinds if isinstance(one, External))
-
-    def _is_of_vendor(self, statement: ast.stmt, names: Names) -> bool:
-        """Whether a statement of a `try` can only fail where Transformer Engine does."""
-        match statement:
-            case ast.Import(names=aliases):
-                return all(self.release.library.owns(alias.name) for alias in aliases)
-            case ast.ImportFrom(module=module, level=0):
-                return self.release.library.owns(module or "")
-            case ast.Assign(value=value) | ast.Return(value=ast.expr() as value) | ast.Expr(value=value):
-                fallible = set() if isinstance(value, ast.Attribute) else {RESULT}  # what a call gives
-                others = [v for v in each_of(self._quietly(value, names)) if not isinstance(v, Const | VendorModule)]
-                known = all(isinstance(one, Vendor) and fallible.isdisjoint(one.path) for one in others)
-                return known or isinstance(value, ast.Name)
-        return isinstance(statement, ast.Pass)
+        return frozenset(one.path.rpartition(".")[2] for one in kinds if isinstance(one, External))
 
     def _settle(self, noted: dict[Key, int], *, is_found: bool, goes_on: bool) -> None:
         """Change what was noted of symbols that the release lacks, by what the handler does.

@@ -345,7 +345,7 @@ OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
 }  # fmt: skip
 _THERE: Final = (Vendor, VendorModule, Function, Class, Import, Method, ProjectModule)  # neither None nor false
 _METHODS: Final[dict[type, frozenset[str]]] = {
-    str: frozenset({"split", "partition", "rpartition", "startswith", "strip", "removeprefix", "replace", "join"}),
+    str: frozenset({"split", "rsplit", "partition", "rpartition", "startswith", "strip", "replace", "join"}),
     SpecifierSet: frozenset({"contains"}),
 }
 VERSION_PARTS: Final = frozenset({"major", "minor", "micro", "release", "base_version", "public"})

@@ -35,11 +35,14 @@ class Library:
         owned = self.package if len(self.roots) > 1 else self.roots[0]
         return f"{dotted}.".startswith(f"{owned}.")
 
-    def names_version(self, text: str) -> bool:
-        """Whether the name and the texts of a call of code that is not in the tree say that it reads the version."""
+    def is_named_in(self, text: str) -> bool:
+        """Whether a name of code that is not in the tree, with the texts that it is given, speaks of the library."""
         words = re.split("[^a-z]+", text.lower())
-        short = "".join(word[0] for word in self.package.split("_"))  # `is_te_min_version`
-        return not {"version", "versions"}.isdisjoint(words) and (short in words or self.package in "_".join(words))
+        return "".join(word[0] for word in self.package.split("_")) in words or self.package in "_".join(words)
+
+    def names_version(self, text: str) -> bool:
+        """Whether it speaks of the version of the library: `is_te_min_version`, `TE_GE_2_9`."""
+        return bool(re.search("(?<![a-z])version|(?<![a-z0-9])[0-9]", text.lower())) and self.is_named_in(text)
 
     def is_opaque(self, module: str) -> bool:
         """Whether the names of a module are not known."""
