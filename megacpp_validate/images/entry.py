@@ -82,15 +82,31 @@ def read_image(variables: Mapping[str, str]) -> ImageFacts:
     return ImageFacts(get("MEGACPP_IMAGE", "this image"), get("MEGACPP_TARGET", "cpu"), get("MEGACPP_ARCH", ""))
 
 
+def find_room() -> Path:
+    """The folder for temporary files, without which no session runs.
+
+    Raises:
+        NoEnvironment: none can be written.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as fault:
+        raise NoEnvironment(
+            f"there is no room for temporary files: {fault}. Likely cause: the root of this container is read-only and "
+            "nothing is mounted at /tmp, or /tmp is full. Next step: `docker run --read-only --tmpfs /tmp ...`."
+        ) from fault
+
+
 def choose_place(mount: Path = MOUNT) -> tuple[Path, bool]:
     """The mounted folder of receipts and True, or a folder of the container where nothing is mounted.
 
     Raises:
+        NoEnvironment: as `find_room`.
         WrongArguments: it cannot be written.
         OSError: its disk is full.
     """
-    mounted = os.path.ismount(mount)
-    folder = mount if mounted else Path(tempfile.gettempdir()) / "receipts"
+    mounted, room = os.path.ismount(mount), find_room()
+    folder = mount if mounted else room / "receipts"
     with writing_to(folder, "receipts", f'`docker run --user "$(id -u):$(id -g)" -v FOLDER:{MOUNT}`, without `:ro`,'):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -109,9 +125,10 @@ def use_caches() -> None:
     root, arch = os.environ.get(ROOT_VARIABLE, ""), os.environ.get(ARCH_VARIABLE, "")
     if not root or not arch:
         return
-    kept, new = arch_folder(Path(root), arch), Path(tempfile.gettempdir()) / "megacpp-jit"
+    kept = arch_folder(Path(root), arch)
     if not kept.is_dir() or os.access(kept, os.W_OK):
         return
+    new = find_room() / "megacpp-jit"
     try:
         for place in (Path(root), *kept.rglob("*")):
             if not os.access(place, os.R_OK | os.X_OK if place.is_dir() else os.R_OK):
@@ -122,10 +139,9 @@ def use_caches() -> None:
                 place.chmod(0o755)  # the sealed folders may be read-only
     except OSError as fault:
         raise NoEnvironment(
-            f"the JIT caches cannot be read, or there is no room for temporary files: {fault}. Likely cause: the user "
-            f"of this container ({os.geteuid()}:{os.getegid()}) may not read the mounted caches; or its root is "
-            "read-only and nothing is mounted at /tmp, or /tmp is full. Next step: `chmod -R a+rX` of the caches; "
-            "`docker run --read-only --tmpfs /tmp ...`."
+            f"the JIT caches cannot be read, or /tmp has no room for links to them: {fault}. Likely cause: the user of "
+            f"this container ({os.geteuid()}:{os.getegid()}) may not read the mounted caches, or /tmp is full. Next "
+            "step: `chmod -R a+rX` of the caches; `docker run --tmpfs /tmp ...`."
         ) from fault
     os.environ.update(cache_variables(new, arch))
 

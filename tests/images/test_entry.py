@@ -76,14 +76,24 @@ def test_a_cache_that_cannot_be_written_gets_room_beside_it(caches: Path, tmp_pa
     assert (link.is_symlink(), link.read_bytes()) == (True, b"kernel")
 
 
+def test_without_room_for_temporary_files_nothing_starts(
+    caches: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`docker run --read-only IMAGE doctor`: `tempfile` finds no folder; one for receipts is mounted."""
+    monkeypatch.setattr("tempfile.gettempdir", (caches / "nowhere").read_text)  # raises FileNotFoundError
+    monkeypatch.setattr("os.path.ismount", lambda _: True)
+    assert [run_main([name]) for name in ("doctor", "cpu_parity", "true")] == [5, 5, 5]
+    monkeypatch.delenv("MEGACPP_JIT_ROOT")  # caches that can be written need no room; a session does
+    assert (run_main(["doctor"]), capsys.readouterr().err.count("--tmpfs /tmp")) == (5, 4)
+
+
 @pytest.mark.parametrize("closed", ["jit", "jit/sm_90a/triton/ab/k.cubin", "tmp"])
 def test_caches_that_may_not_be_read_are_not_taken_for_none(
     caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], closed: str
 ) -> None:
     monkeypatch.setattr(entry.os, "access", lambda path, how: how != os.W_OK and Path(path) != tmp_path / closed)
     if closed == "tmp":
-        (tmp_path / "full").touch()
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "full"))
+        monkeypatch.setattr("tempfile.tempdir", __file__)
     assert run_main(["true"]) == 5
     assert "chmod -R a+rX" in capsys.readouterr().err
 
