@@ -19,6 +19,7 @@ def images(
     /,
     plan: Annotated[bool, "Print what would be built, and build nothing."] = False,
     own_base: Base = "",
+    allow_unknown: Annotated[bool, "Build although a requirement is unknown."] = False,
     push: Annotated[str | None, "Registry to push to, as 127.0.0.1:5000."] = None,
     tag: Annotated[str, "In place of the version."] = "",
     te: TE = "",
@@ -26,8 +27,8 @@ def images(
 ) -> Answer | None:
     """Golden images: what would be built from which digests, built, and pushed.
 
-    Exit code 0: built, or nothing stands in its way; 1: refused; 2: no such target, or a wrong argument; 4: a plan
-    with an unknown need; 5: no engine, or a build that failed; 6: a full disk, or a registry that is down.
+    Exit code 0: built, or nothing stands in its way; 1: refused; 2: no such target, or a wrong argument; 4: a
+    requirement is unknown; 5: no engine, or a build that failed; 6: a full disk, or a registry that is down.
     """
     from ..images import build
     from .output import write_result
@@ -45,15 +46,15 @@ def lock(
     context: Context,
     targets: Annotated[tuple[str, ...], "Images whose locks are made; all, and pins, without."] = (),
     /,
-    check: Annotated[bool, "Compare them with the matrix; write nothing, ask no index."] = False,
+    check: Annotated[bool, "Compare every lock with the matrix; write nothing, ask no index."] = False,
     upgrade: Annotated[tuple[str, ...], typer.Option(metavar="NAME", help="A package to take anew; all for all.")] = (),
     te: TE = "",
 ) -> Result:
     """Write containers/locks: packages with hashes from the index; compare the digests of bases.
 
     Exit code 0: they are what the matrix says, 1: the tag of a base is another image now, a lock does not fit, or
-    (--check) a file is older than the matrix or was edited by hand, 2: the matrix or an argument is wrong, 5: uv is
-    missing, or makes no lock, 6: the disk is full.
+    (--check) a file is missing, older than the matrix or edited by hand, 2: the matrix or an argument is wrong, 5: uv
+    is missing, or makes no lock, 6: the disk is full. An unknown requirement changes no lock, and not the exit code.
     """
     from ..images.locks import run_lock
 

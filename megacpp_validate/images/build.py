@@ -15,7 +15,7 @@ from typing import Final
 from .. import __version__, errors
 from ..environments.fits import FitVerdict
 from ..environments.interpreter import read_commit
-from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
+from ..errors import EvidenceMissing, Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen, Result
 from . import tools
@@ -83,10 +83,11 @@ class ImageBuild(Result):
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """Arguments of the verb."""
+    """Arguments of the verb; `allow_unknown`: a need that is unknown stops no build."""
 
     targets: tuple[str, ...] = ()
     own_base: str = ""
+    allow_unknown: bool = False
     push: str | None = None
     tag: str = ""
     receipts: Path = Path(".megacpp/images")
@@ -258,6 +259,7 @@ def build_all(rows: ImageRows, options: ImageOptions, report: Callable[[str], No
     Raises:
         NothingSelected: no target is named.
         ImageClosed: a stack does not fit, a lock is older than the matrix, or a base has no digest.
+        EvidenceMissing: a need is unknown, and that is not allowed.
         NoEnvironment: no engine, one of another architecture, or a build that fails.
         InfrastructureFailed: a full disk, or a registry that is down.
     """
@@ -267,6 +269,11 @@ def build_all(rows: ImageRows, options: ImageOptions, report: Callable[[str], No
     planned = plan_all(rows, options)
     if planned.refused:
         raise ImageClosed("; ".join(f"{row.target}: {row.why}" for row in planned.refused))
+    if planned.unknown and not options.allow_unknown:
+        raise EvidenceMissing(
+            f"{len(planned.unknown)} requirements are unknown. Likely cause: matrix/images.toml has neither digest nor "
+            "versions of the base. Next step: `--plan` names them; `--allow-unknown` builds all the same."
+        )
     engine = find_engine(rows.variables)
     for plan in planned.plans:
         yield _build(rows, options, engine, plan, report)

@@ -12,7 +12,7 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
 from hashlib import sha256
@@ -24,7 +24,8 @@ from packaging.utils import canonicalize_name
 
 from ..catalog.images import MACHINES, Base, Image, Images
 from ..environments.fits import StackFit
-from ..errors import Exit, NoEnvironment
+from ..environments.plan import choose_names
+from ..errors import Exit, NoEnvironment, WrongArguments
 from ..evidence.receipt import write_whole
 from ..evidence.values import Frozen, Result
 from .tools import MIRROR, ImageRefused, RegistryUnreachable, call, read_digest, require_program, use_mirror
@@ -32,7 +33,6 @@ from .tools import MIRROR, ImageRefused, RegistryUnreachable, call, read_digest,
 if TYPE_CHECKING:
     from .plan import ImageRows
 
-_STEP: Final = "Next step: `nox -s lock`, with the same --te; review and commit the difference."
 _LIMIT_S: Final = 600.0
 _CONTENT: Final = "# content: sha256:"
 _INPUTS: Final = "# inputs: sha256:"
@@ -69,8 +69,14 @@ def read_image_lock(file: Path, inputs: str = "") -> ImageLock:
     """
     text = read_file(file)
     if why := why_stale(text, inputs):
-        raise ImageRefused(f"the lock {file} {why}. {_STEP}")
+        raise ImageRefused(f"the lock {file} is {why}. Next step: `{name_command(file.name)}`; commit what it writes.")
     return ImageLock(sha256(text.encode()).hexdigest(), dict(list_packages(text)))
+
+
+def name_command(file: str) -> str:
+    """The command that writes a lock."""
+    _, other, te = file.removesuffix(".txt").partition("-te")
+    return f"./nox -s lock -- --te {te}" if other else "./nox -s lock"
 
 
 def read_file(file: Path) -> str:
@@ -98,10 +104,10 @@ def seal_lock(text: str) -> str:
 def why_stale(text: str, inputs: str = "") -> str:
     """Why a lock has to be made anew; empty where it is as it was made, and from these inputs where they are given."""
     if not text:
-        return "is missing"
+        return "missing"
     if text != seal_lock(text):
-        return "was edited by hand: its text does not hash to its `# content:`"
-    return "" if not inputs or f"\n{_INPUTS}{inputs}\n" in text else "is older than the matrix"
+        return "edited by hand (its text does not hash to its `# content:`)"
+    return "" if not inputs or f"\n{_INPUTS}{inputs}\n" in text else "older than the matrix"
 
 
 # --- digests of bases -------------------------------------------------------------------------------------------------
@@ -292,20 +298,28 @@ def run_lock(
 
     Args:
         targets: images whose locks are made; empty for all of them, the pins and the other locks.
-        upgrade: names of packages to take anew, "all" for all; without effect on a check.
-        check: compare with the matrix; write nothing, and ask neither index nor registry.
+        upgrade: names of packages to take anew, "all" for all.
+        check: compare every lock that is committed, or those of a release, with the matrix; write nothing, and ask
+            neither index nor registry.
 
     Raises:
+        WrongArguments: a package is in no lock, or is to be taken anew by a check.
         ImageRefused: a target or the matrix is wrong, or a registry has no such tag.
         NoEnvironment: uv is missing, or makes no lock.
         OSError: the disk is full.
     """
+    if check and upgrade:
+        raise WrongArguments("--check writes nothing, so --upgrade has no effect. Next step: leave out one of the two.")
     upgrades = {str(canonicalize_name(name)) for name in upgrade}
+    releases = ("", *rows.locked) if check and not rows.te else (rows.te,)
+    locks = [lock for te in releases for lock in _list_locks(replace(rows, te=te), targets, check)]
+    known = {line.partition("==")[0] for lock in locks for line in _list_kept(rows, lock.file, set()).splitlines()}
+    choose_names("locked package", ["all", *sorted(known)], [*upgrades])
     lines, fits, texts = list[LockLine](), list[StackFit](), dict[str, str]()
     used = {image.base for image in rows.images.image if check or not targets}
     registry = None if check else rows.variables
     pins = tuple(read_pin(base, registry) for base in rows.images.base if base.id in used)
-    for lock in _list_locks(rows, targets, check):
+    for lock in locks:
         before = text = read_file(rows.root / lock.file)
         if not check:
             report(f"locking {lock.target}")
@@ -334,7 +348,7 @@ def _list_locks(rows: ImageRows, targets: tuple[str, ...], check: bool) -> Itera
         inputs = gather_inputs(rows.images, image, rows.root)
         head = f"{inputs.target}, Python {inputs.python}, {inputs.platform}, over {inputs.base}"
         yield _Lock(image.target, image.lock, head, inputs.hash, partial(_lock_image, rows, image, inputs), image)
-    if (targets or rows.te) and not check:
+    if rows.te or (targets and not check):
         return
     row, project = rows.images.sessions, _read_project(rows.root)
     chosen = {group: project["dependency-groups"].get(group) for group in row.groups}

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from .. import __version__
 from ..catalog.bridge import Catalog
-from ..catalog.images import Image, Images, Needs, read_images, read_needs
+from ..catalog.images import Base, Image, Images, Needs, read_images, read_needs
 from ..environments.fits import FitVerdict, Part, Stack, StackFit, judge_stack, require_known, stack_of_words
 from ..environments.plan import choose_names
 from ..errors import Exit, exit_for
@@ -30,7 +30,7 @@ class ImagePlan(Frozen):
     """An image that is to be built.
 
     Attributes:
-        base: row of images.toml; "own" where the caller named one.
+        base: row of images.toml; "own" where no row has the digest that the caller named.
         reference: of the base, by its own registry's name: "repository:tag@sha256:...".
         pulled: the same, or the mirror that replaces the registry.
         verified: day on which a registry confirmed that digest; empty where none has.
@@ -92,8 +92,16 @@ class ImageRows:
         images = read_images(self.catalog)
         if not self.te:
             return images
-        choose_names("compiled release", [row.version for row in images.compiled], [self.te])
+        if self.te not in {row.version for row in images.compiled}:
+            choose_names("compiled release", replace(self, te="").locked, [self.te])
         return images.model_copy(update={"image": [row.with_release(self.te) for row in images.image]})
+
+    @cached_property
+    def locked(self) -> list[str]:
+        """Releases, beside the pinned one, for which images have locks."""
+        releases, images = [row.version for row in self.images.compiled], self.images.image
+        others = ((te, one) for te in releases for one in images if te != one.te)
+        return list(dict.fromkeys(te for te, one in others if (self.root / one.with_release(te).lock).is_file()))
 
     @cached_property
     def needs(self) -> Needs:
@@ -135,13 +143,14 @@ class ImageRows:
             tools.LOCK_LABEL: lock.hash,
         }
         arguments = _list_arguments(self.images, image, arch, lock.hash) | {"BASE_IMAGE": pulled}
+        row = self.find_base(image, own_base)
         contexts = {
             f"{source.id}-source": f"{source.repository.removesuffix('.git')}.git#{source.commit}"
             for source in map(self.images.find_source, image.sources)
         }
         return ImagePlan(
-            base="own" if own_base else base.id, verified="" if own_base else base.verified, reference=reference,
-            pulled=pulled, target=target, arch=arch, platform=image.platform, lock=image.lock, lock_hash=lock.hash,
+            base=row.id if row else "own", verified=row.verified if row else "", reference=reference, pulled=pulled,
+            target=target, arch=arch, platform=image.platform, lock=image.lock, lock_hash=lock.hash,
             steps=tuple(image.steps), sources=tuple(image.sources), cache_arch=image.cache_arch, contexts=contexts,
             arguments=arguments, labels=labels,
         )  # fmt: skip
@@ -155,10 +164,17 @@ class ImageRows:
         chosen = choose_names("image for", [image.target for image in self.images.image], tuple(names))
         return tuple(image for image in self.images.image if image.target in chosen)
 
+    def find_base(self, image: Image, own_base: str = "") -> Base | None:
+        """The row of the base that an image is built on, which a digest names; None for contents that are unknown."""
+        digest = own_base.partition("@")[2] or self.images.find_base(image.base).digest
+        return next((base for base in self.images.base if base.digest == digest), None)
+
     def judge(self, image: Image, lock: ImageLock, own_base: str = "") -> StackFit:
         """Whether the stack of an image fits."""
-        stack = stack_of_image(self.images, image, lock, own_base)
-        return self.judge_stack(replace(stack, asks=gather_inputs(self.images, image, self.root).asks))
+        base = self.find_base(image, own_base)
+        stack = stack_of_image(self.images, image, lock, base)
+        on_base = image.model_copy(update={"base": base.id}) if base else image
+        return self.judge_stack(replace(stack, asks=gather_inputs(self.images, on_base, self.root).asks))
 
     def judge_stack(self, stack: Stack) -> StackFit:
         """Whether a stack fits, by all rows of the matrix."""
@@ -239,17 +255,14 @@ def run_fits(rows: ImageRows, te: str | None, parts: Iterable[str], target: str)
     return FitResult(stacks=tuple(found))
 
 
-def stack_of_image(images: Images, image: Image, lock: ImageLock, own_base: str = "") -> Stack:
-    """The stack of an image: its base, less what is removed, and its lock.
-
-    Args:
-        own_base: a base that the caller names: its contents are unknown.
-    """
-    base, by = images.find_base(image.base), f"base {image.base}"
-    rows = [("python", base.python, by), *((name, version, by) for name, version in base.provided.items())]
-    rows += [("driver", base.driver_least, f"{by}, the least that runs it")] if base.driver_least else []
-    removed = {row.name for row in image.removes}
-    rows = [] if own_base else [row for row in rows if row[0] not in removed]
+def stack_of_image(images: Images, image: Image, lock: ImageLock, base: Base | None) -> Stack:
+    """The stack of an image: its base, less what is removed, and its lock; of no base the contents are unknown."""
+    rows, removed = list[tuple[str, str, str]](), {row.name for row in image.removes}
+    if base:
+        by, least = f"base {base.id}", base.driver_least
+        rows = [("driver", least, f"{by}, the least that runs it")] if least else []
+        parts = {"python": base.python, **base.provided}
+        rows += [(name, version, by) for name, version in parts.items() if name not in removed]
     rows += [(name, one.version, f"lock {image.lock}") for name, one in lock.packages.items()]
     found = {name: Part(name=name, version=version, brought_by=by) for name, version, by in rows}
     sources = tuple(map(images.find_source, image.sources))

@@ -123,17 +123,17 @@ def test_a_name_that_no_row_knows_is_refused_with_the_nearest(
 def test_images_of_the_matrix_and_what_is_changed_of_them(images: Images, judge: Judge) -> None:
     for image in images.image:
         lock = read_image_lock(matrix_folder().parent / image.lock)
-        stack = stack_of_image(images, image, lock)
+        stack = stack_of_image(images, image, lock, images.find_base(image.base))
         assert not (refused := judge(stack).of(REFUSED)), (image.target, refused)
         brought = {one.brought_by.partition(",")[0] for one in stack.parts.values()}
         assert brought == {f"base {image.base}", f"lock {image.lock}"}
-    h200 = images.image[0]
+    h200, base = images.image[0], images.find_base(images.image[0].base)
     lock = read_image_lock(matrix_folder().parent / h200.lock)
     kept = h200.model_copy(update={"removes": []})  # FlashAttention 2 stays, and hides 4, in whichever version
-    assert needs_with(judge(stack_of_image(images, kept, lock)), REFUSED) == {"flash-attn-2-hides-4"}
+    assert needs_with(judge(stack_of_image(images, kept, lock, base)), REFUSED) == {"flash-attn-2-hides-4"}
     older = ImageLock("", dict(lock.packages) | {"nvidia-cutlass-dsl": LockedPackage("4.5.2", frozenset())})
-    assert needs_with(judge(stack_of_image(images, h200, older)), REFUSED) == {"flash-attn-4-cute-guarded"}
-    own = judge(stack_of_image(images, h200, lock, own_base="x@sha256:0"))
+    assert needs_with(judge(stack_of_image(images, h200, older, base)), REFUSED) == {"flash-attn-4-cute-guarded"}
+    own = judge(stack_of_image(images, h200, lock, None))
     assert {"cudnn", "torch"} <= {one.component for one in own.of(UNKNOWN)}  # nothing is known of a base of one's own
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
-from megacpp_validate.errors import Exit, NoEnvironment
+from megacpp_validate.errors import EvidenceMissing, Exit, NoEnvironment
 from megacpp_validate.images.build import (
     Engine,
     ImageClosed,
@@ -79,12 +79,12 @@ def test_a_pin_whose_build_refuses_the_base_is_refused_before_anything_is_pulled
     pinned, *others = rows.images.source
     source = [pinned.model_copy(update={"commit": commit or pinned.commit}), *others]
     vars(rows)["images"] = rows.images.model_copy(update={"source": source})
-    options = ImageOptions(targets=("h200",), receipts=tmp_path)
-    plans = plan_all(rows, options)
+    plans = plan_all(rows, ImageOptions(("h200",)))
     assert plans.exit is run_fits(rows, None, (), "h200").exit is code
     assert (len(plans.refused), len(plans.unknown)) == (code is Exit.CLOSED, unknown)
-    with pytest.raises(ImageClosed if code is Exit.CLOSED else NoEnvironment, match=r"FileNotFound|docker is missing"):
-        list(build_all(rows, options, print))
+    for allow, fault in ((False, EvidenceMissing), (True, NoEnvironment)):
+        with pytest.raises(ImageClosed if code is Exit.CLOSED else fault, match=r"FileNot|--allow|docker is missing"):
+            list(build_all(rows, ImageOptions(("h200",), allow_unknown=allow), print))
 
 
 # --- what a host lends ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder, read_catalog
 from megacpp_validate.catalog.images import Image
+from megacpp_validate.images import locks
 from megacpp_validate.images.locks import gather_inputs, read_image_lock, read_pin, run_lock
 from megacpp_validate.images.plan import ImageRows
 from megacpp_validate.images.tools import ImageRefused, RegistryUnreachable, find_program, read_digest
@@ -19,7 +20,7 @@ from tests.command_line import Run, make_run
 from tests.images.fake_tools import FakeRegistry, install
 from tests.images.small_project import write_project, write_shelf, write_wheel
 
-OPEN, CLOSED = 0, 1
+OPEN, CLOSED, WRONG = 0, 1, 2
 ROOT = matrix_folder().parent
 ROWS = ImageRows(read_catalog(), {})
 LOCKS = ("containers/locks/h200.txt", "containers/locks/cpu.txt", "containers/locks/releases.txt")
@@ -31,6 +32,15 @@ LOCKS = ("containers/locks/h200.txt", "containers/locks/cpu.txt", "containers/lo
 def test_the_locks_that_are_committed_are_fresh() -> None:
     result = run_lock(ROWS, check=True)
     assert (result.exit, result.refusals) == (0, ()), "run nox -s lock, and commit what it writes"
+    assert {ROOT / lock.file for lock in result.locks} == {*(ROOT / "containers/locks").iterdir()}
+
+
+def test_an_edit_of_any_lock_is_found_and_the_step_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, file = locks.read_file, "containers/locks/h200-te2.19.0.txt"
+    monkeypatch.setattr(locks, "read_file", lambda place: read(place) + "rich==1\n" * (place == ROOT / file))
+    assert [lock.file for lock in run_lock(ROWS, check=True).locks if lock.stale] == [file]
+    with pytest.raises(ImageRefused, match=r"is edited by hand.*`./nox -s lock -- --te 2\.19\.0`"):
+        read_image_lock(ROOT / file)
 
 
 def test_the_stack_that_is_pinned_is_the_one_that_is_locked(catalog: Catalog) -> None:
@@ -55,7 +65,7 @@ def test_the_stack_that_is_pinned_is_the_one_that_is_locked(catalog: Catalog) ->
 def test_a_lock_that_is_older_than_the_matrix(change: Callable[[Image], dict[str, Any]]) -> None:
     image = ROWS.images.image[0]
     changed = gather_inputs(ROWS.images, image.model_copy(update=change(image)), ROOT)
-    with pytest.raises(ImageRefused, match=r"older than the matrix.*Next step: `nox -s lock`"):
+    with pytest.raises(ImageRefused, match=r"older than the matrix.*Next step: `./nox -s lock`"):
         read_image_lock(ROOT / image.lock, changed.hash)
     with pytest.raises(ImageRefused, match=r"is missing.*nox -s lock"):
         read_image_lock(ROOT / "none.txt")
@@ -118,11 +128,13 @@ def test_from_nothing_to_fresh(root: Path, run: Run) -> None:
         (root / name).write_text(before[name][:digit] + "1" + before[name][digit + 1 :])
         edited = lock(run, CLOSED, "--check")
         assert (stale(edited), edited["refusals"]) == ([name], []), "the file that was edited is named, and no other"
+        assert f"`# content:`): {name}. Next step: `./nox -s lock`" in run("lock", "--check").flat
         if name == LOCKS[0]:  # nor does anything that reads it take it, whatever is written beside it
             assert run("images", "h200").code == CLOSED
         (root / name).write_text(before[name])
     write_wheel(root / "shelf", "leaf", "1.1")
     assert lock(run, OPEN, "h200")["written"] == []  # a version is kept until it is named
+    assert [run("lock", "h200", "--upgrade", *more).code for more in (["nope"], ["leaf", "--check"])] == [WRONG, WRONG]
     assert lock(run, OPEN, "h200", "--upgrade", "leaf")["written"] == [LOCKS[0]]
 
 

@@ -80,7 +80,7 @@ def test_an_image_a_release(te: str) -> None:
         )  # fmt: skip
     assert ImageRows(read_catalog(), {}, "2.20.2").plan("h200") == ROWS.plan("h200"), "the pinned release"
     for wrong in ("2.18.9", "latest"):
-        with pytest.raises(WrongArguments, match=r"no compiled release.*choose from 2\.20\.2"):
+        with pytest.raises(WrongArguments, match=r"no compiled release.*choose from 2\.19\.0, .*, 2\.12\.0\."):
             ImageRows(read_catalog(), {}, wrong).plan("h200")
 
 
@@ -100,6 +100,14 @@ def test_a_base_of_one_s_own() -> None:
     for wrong in ("127.0.0.1:5000/base:bookworm", f"base@{DIGEST[:-1]}"):
         with pytest.raises(ImageRefused, match=r"has no digest.*Next step"):
             ROWS.plan("cpu", wrong)
+
+
+def test_a_base_is_known_by_its_digest() -> None:
+    """A copy under another name has the contents of the row."""
+    row = ROWS.images.find_base("ngc-26.08")
+    plans = plan_all(ROWS, ImageOptions(("h200",), f"mirror.invalid/copy@{row.digest}"))
+    assert ([one.base for one in plans.plans], plans.refused) == ([row.id], ())
+    assert {one.why.split()[0] for one in plans.unknown} == {"onnx", "pip", "protobuf"}
 
 
 # --- what bake reads --------------------------------------------------------------------------------------------------

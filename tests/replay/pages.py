@@ -46,8 +46,9 @@ def read_lock(ended: Ended) -> Decisions:
         f"lock {row['target']} {row['file']}": f"{row['count']} stale={bool(row['stale'])}" for row in data["locks"]
     }
     for stack in data["fits"]:
-        found[f"fits {stack['name']}"] = dict(sorted(Counter(row["verdict"] for row in stack["fits"]).items()))
-        found[f"refused {stack['name']}"] = listed(row["need"] for row in stack["fits"] if row["verdict"] == "refused")
+        name = f"{stack['name']} {stack['te']}"
+        found[f"fits {name}"] = dict(sorted(Counter(row["verdict"] for row in stack["fits"]).items()))
+        found[f"refused {name}"] = listed(row["need"] for row in stack["fits"] if row["verdict"] == "refused")
     return found | {"refusals": len(data["refusals"])}
 
 

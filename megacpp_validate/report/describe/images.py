@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...environments.fits import FitVerdict, StackFit
 from ...images.build import ImageBuild, ImagePlans
 from ...images.bundle import BundleResult
-from ...images.locks import LockResult
+from ...images.locks import LockResult, name_command
 from ...images.plan import FitResult
 from ...images.supply import ImageVerdict
 from ...text import count
@@ -47,19 +47,22 @@ def describe_build(build: ImageBuild) -> Document:
 
 def describe_lock(result: LockResult) -> Document:
     """The state of every pin and lock, and the packages that changed."""
-    stale = [lock.file for lock in result.locks if lock.stale] if result.check else []
+    stale = [lock for lock in result.locks if lock.stale and result.check]
+    commands = " && ".join(dict.fromkeys(name_command(lock.file) for lock in stale))
+    unknown = dict.fromkeys(one.name for one in result.fits if one.of(FitVerdict.UNKNOWN))
     blocks: list[Block] = [
         tabulate(result.pins, "news reference before after how verified"),
         tabulate(result.locks, "file count stale"),
     ]
-    for stack in result.fits:
-        blocks += _describe_stack(stack, (FitVerdict.REFUSED,))
+    blocks += [part for one in result.fits if one.refused for part in _describe_stack(one, (FitVerdict.REFUSED,))]
     blocks += [Diagnostic("refusal", bad("refused"), "lock", why) for why in result.refusals]
     parts = {
         "Compared with the matrix": "all match" if result.check and not (stale or result.refusals) else "",
         "Nothing was written, refused": str(len(result.refusals) or ""),
         "Written": "" if result.check or result.refusals else ", ".join(result.written) or "nothing",
-        "Older than the matrix (next step: `nox -s lock`)": ", ".join(stale),
+        **{f"{why[0].upper()}{why[1:]}": files for files, why in join_same((one.file, one.stale) for one in stale)},
+        "Next step": f"`{commands}`; commit what it writes" if stale else "",
+        "Not known to fit (next step: `./nox -s fits`)": ", ".join(unknown),
         "No registry has confirmed": ", ".join(pin.base for pin in result.pins if not pin.verified),
     }
     answers = [f"{label}: {text}." for label, text in parts.items() if text]
