@@ -6,8 +6,8 @@ if ! getent passwd "$USER_ID" >/dev/null; then
   useradd --uid "$USER_ID" --gid "$USER_ID" --no-create-home --home-dir /tmp --shell /usr/sbin/nologin \
     --no-log-init megacpp
 fi
-mkdir -p /opt/megacpp/{bin,jit,record} "/opt/megacpp/jit/$CACHE_ARCH" /receipts
-chmod 1777 /opt/megacpp/jit "/opt/megacpp/jit/$CACHE_ARCH" /receipts
+mkdir -p /opt/megacpp/{bin,jit,record,releases} "/opt/megacpp/jit/$CACHE_ARCH" /receipts
+chmod 1777 /opt/megacpp/{jit,releases} "/opt/megacpp/jit/$CACHE_ARCH" /receipts
 cat >/opt/megacpp/bin/megacpp <<'SH'
 #!/bin/sh
 exec /opt/megacpp/venv/bin/python -P -m megacpp_validate.images.entry "$@"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from megacpp_validate.canary.static.sources import Sources
 from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
 from megacpp_validate.errors import EvidenceMissing, Exit, NoEnvironment
 from megacpp_validate.images.build import (
@@ -24,6 +27,7 @@ from megacpp_validate.images.build import (
 )
 from megacpp_validate.images.plan import DOCKERFILE, ImagePlan, ImageRows, run_fits
 from megacpp_validate.images.tools import ImageRefused, find_program, read_pip_settings
+from tests.canary.static.small_index import UNREACHABLE, use_index, write_wheel
 from tests.images.test_plan import read_plans
 
 NAME, ROOT = "127.0.0.1:5000/megacpp/cpu:0.1.0", matrix_folder().parent
@@ -138,9 +142,26 @@ def test_linters_find_nothing(name: str, words: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_step_is_a_script_that_the_recipe_runs() -> None:
+def test_every_step_is_a_script_that_the_recipe_runs_and_a_change_builds_anew() -> None:
     recipe = (ROOT / DOCKERFILE).read_text()
     assert not re.search("^# *syntax *=", recipe, re.MULTILINE), "a syntax line fetches a frontend from a registry"
     for step in {step for plan in read_plans() for step in plan.steps}:
         assert (STEPS / f"{step}.sh").is_file()
         assert f"bash /steps/{step}.sh" in recipe
+    # Whatever the recipe may see is among the paths of the workflow, so that a change builds the images anew.
+    workflow = (ROOT / ".github/workflows/images.yml").read_text().partition("workflow_dispatch")[0]
+    seen = re.findall(r"^!([^/\n]+)", (ROOT / f"{DOCKERFILE}.dockerignore").read_text(), re.MULTILINE)
+    assert {"containers/**", "pyproject.toml", *(f"{one}/**" for one in seen)} <= {*re.findall(r"- (\S+)", workflow)}
+
+
+def test_the_steps_put_releases_where_the_canary_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts as they are, with folders of this test in place of an image's: no second account of the layout."""
+    digest = sha256(write_wheel(tmp_path / "wheels", "2.9.0").read_bytes()).hexdigest()
+    (tmp_path / "releases.txt").write_text(f"# a lock\ntransformer-engine==2.9.0 --hash=sha256:{digest}\n")
+    use_index(monkeypatch, UNREACHABLE)
+    for name in ("settings", "releases", "keep_releases"):
+        text = (STEPS / f"{name}.sh").read_text().replace("$venv/bin/python", sys.executable)
+        text = re.sub(r"/(opt/megacpp|lock|fetched)\b|(?=/wheels )", str(tmp_path), text)
+        (tmp_path / f"{name}.sh").write_text(text.replace("/context", str(ROOT)))
+    subprocess.run(["bash", "-ec", f"cd {tmp_path}; bash releases.sh; bash keep_releases.sh"], check=True, timeout=120)
+    assert Sources(tmp_path / "releases").release("2.9.0").source.sha256 == digest  # with no index, as above
