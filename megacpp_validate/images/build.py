@@ -271,8 +271,8 @@ def build_all(rows: ImageRows, options: ImageOptions, report: Callable[[str], No
         raise ImageClosed("; ".join(f"{row.target}: {row.why}" for row in planned.refused))
     if planned.unknown and not options.allow_unknown:
         raise EvidenceMissing(
-            f"{len(planned.unknown)} requirements are unknown. Likely cause: matrix/images.toml has neither digest nor "
-            "versions of the base. Next step: `--plan` names them; `--allow-unknown` builds all the same."
+            f"{len(planned.unknown)} requirements are unknown. Likely cause: matrix/images.toml lacks the digest of "
+            "the base, or versions in its row. Next step: `--plan` names them; `--allow-unknown` builds all the same."
         )
     engine = find_engine(rows.variables)
     for plan in planned.plans:
