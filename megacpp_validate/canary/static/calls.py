@@ -305,7 +305,7 @@ class Calls(Expressions):
         if node not in self._minding:
             self._minding[node] = False
             named = _names_in(node)
-            called = (one for name in sorted(named) for one in function.names.find(name) or ())
+            called = (one for name in sorted(named) for one in self._of_name(ast.Name(name), function.names))
             self._minding[node] = not named.isdisjoint(_MINDS_VERSION) or any(
                 self._tells(one) or (isinstance(one, Function) and self._minds_version(one)) for one in called
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ...evidence.values import SourceLine
@@ -53,21 +53,30 @@ _OF_ANY: Final = _OF_A_LACK | {"Exception", "BaseException"}
 _EXITS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
+@dataclass(frozen=True)
+class _Later(ProjectModule):
+    """A name of a file that does not name Transformer Engine: the file is read when the name is used."""
+
+    name: str
+
+
 class Interpreter(Calls):
     """Reads a source tree under one release: one method a kind of statement (`_do_...`)."""
 
     def read(self) -> dict[Key, list[Use]]:
         """Every use, by its place in the code and its kind."""
         for number in range(_PASSES):
-            self._quiet = int(number < _PASSES - 1)
+            self._is_first = number < _PASSES - 1
+            self._quiet = int(self._is_first)
             self._modules, done = {}, set[ast.AST]()
             self._functions = {}
             self.named: set[tuple[str, str]] = set()  # functions and classes that the code names
             self._loading = True
-            for file in (*self.project.using, *self.near):
+            self._own = {file.module: file for file in (*self.project.using, *self.near)}
+            for file in self._own.values():
                 self.module(file)
             self._loading = False
-            while waiting := [f for node, f in self._functions.items() if node not in done]:
+            while waiting := [f for node, f in self._functions.items() if node not in done and self._is_reached(f)]:
                 for function in waiting:
                     done.add(function.node)
                     self._read_function(function)
@@ -95,24 +104,38 @@ class Interpreter(Calls):
                 return any(self._is_from_vendor(v) for v in given if not isinstance(v, Function))
         return False
 
+    def _is_reached(self, function: Function) -> bool:
+        """Whether a function stands in a file that uses Transformer Engine, or is called by one that is reached."""
+        return function.names.file.module in self._own or function.node in self._parameters
+
     def module(self, file: SourceFile) -> Names:
         """The names of a module of the project."""
         if file.module not in self._modules:
-            matters = self.project.mentions(file) or file in self.near or "import_module(" in self.project.text(file)
-            tree = self.project.tree(file) if matters else None
             names = self._modules[file.module] = Names(file, facts={})
-            if tree is not None:
+            kept = self._quiet, self._place, self._asked  # of the expression that needs a name of this module
+            self._quiet, self._place = int(self._is_first), ()
+            if (tree := self.project.tree(file)) is not None:
                 names.names["__name__"] = constant(file.module)
                 self._kinds[file.module] = named_kinds(tree)
                 try:
                     self._block(tree.body, names)
                 except RecursionError:
                     self.project.unreadable[file.shown] = "its code is nested too deep to be followed"
+            self._quiet, self._place, self._asked = kept
             self.order.setdefault(self.source.row_of(file))
         return self._modules[file.module]
 
+    def _in_projectmodule(self, owner: ProjectModule, at: Access) -> Values:
+        return self._settled(super()._in_projectmodule(owner, at), at.node, at.names)
+
+    def _settled(self, values: Values, node: ast.AST, names: Names) -> Values:
+        """The values, with those of files that are read only now."""
+        later = [one for one in values if isinstance(one, _Later)]
+        read = (self._member(ProjectModule(one.file), Access(one.name, node, names)) for one in later)
+        return either(values.difference(later), *read) if later else values
+
     def _of_name(self, node: ast.Name, names: Names) -> Values:
-        values = super()._of_name(node, names)
+        values = self._settled(super()._of_name(node, names), node, names)
         defined = (one for one in values if isinstance(one, Function | Class))
         self.named |= {(self.source.row_of(one.names.file), title_of(one)) for one in defined}
         return values
@@ -379,13 +402,17 @@ class Interpreter(Calls):
                     names.names |= {n: v for n, v in found.names.items() if not n.startswith("_")}
                     names.stars += found.stars
                 continue
+            bound = alias.asname or alias.name
+            if file is not None and file.module not in self._own | self._modules:
+                names.bind(bound, frozenset({_Later(file, alias.name)}))
+                continue
             owner = External(module) if file is None else ProjectModule(file)
             values = self._member(owner, Access(alias.name, node, names))
             below = self.project.find(f"{module}.{alias.name}")
             if below is not None and (file is None or values == ANYTHING):
                 values = frozenset({ProjectModule(below)})
-            names.bind(alias.asname or alias.name, values)
-            self._of_name(ast.Name(alias.asname or alias.name), names)  # an import names it, too: others may call it
+            names.bind(bound, values)
+            self._of_name(ast.Name(bound), names)  # an import names it, too: others may call it
 
     _do_importfrom = _do_import
 
