@@ -68,12 +68,13 @@ class Interpreter(Calls):
         for number in range(_PASSES):
             self._is_first = number < _PASSES - 1
             self._quiet = int(self._is_first)
-            self._modules, done = {}, set[ast.AST]()
-            self._functions = {}
+            own = self._own = {file.module: file for file in (*self.project.using, *self.near)}
+            self._modules = {name: known for name, known in self._modules.items() if name not in own}
+            self._functions = {n: one for n, one in self._functions.items() if one.names.file.module not in own}
+            done = set[ast.AST]()
             self.named: set[tuple[str, str]] = set()  # functions and classes that the code names
             self._loading = True
-            self._own = {file.module: file for file in (*self.project.using, *self.near)}
-            for file in self._own.values():
+            for file in own.values():
                 self.module(file)
             self._loading = False
             while waiting := [f for node, f in self._functions.items() if node not in done and self._is_reached(f)]:
@@ -105,8 +106,10 @@ class Interpreter(Calls):
         return False
 
     def _is_reached(self, function: Function) -> bool:
-        """Whether a function stands in a file that uses Transformer Engine, or is called by one that is reached."""
-        return function.names.file.module in self._own or function.node in self._parameters
+        """Whether a function stands in a file that uses Transformer Engine, or is called and gives what is not known."""
+        known, node = self._parameters, function.node
+        own = function.names.file.module in self._own
+        return own or bool(known.get(node)) or (node in known and node not in self._returns)
 
     def module(self, file: SourceFile) -> Names:
         """The names of a module of the project."""
