@@ -138,7 +138,7 @@ class StaticResult(Frozen):
             `changes_not_consumed` when asked for.
         downgrade: OLD is the newer one.
         source: the source tree that was judged, in words; empty for the bridge of this project.
-        not_read: file of the source tree -> why it was left out.
+        not_read: file of the source tree that uses the library -> why it was left out.
         unchanged_faults: uses that already fail in OLD in the same way: not this upgrade's doing.
         rows: file -> module, where a module is more than the file of that name.
         first_uses: module -> the first line that uses Transformer Engine.
@@ -177,8 +177,8 @@ class StaticResult(Frozen):
 
     @property
     def lacks(self) -> bool:
-        """Whether the environment that was named leaves a requirement unknown."""
-        return bool(self.environment and self.requirements_of(FitVerdict.UNKNOWN))
+        """Whether a file that uses the library is not judged, or the named environment leaves a requirement unknown."""
+        return bool(self.not_read or (self.environment and self.requirements_of(FitVerdict.UNKNOWN)))
 
     @property
     def risks(self) -> bool:

@@ -50,6 +50,7 @@ _PASSES: Final = 2  # what fields, parameters and results are is known after the
 _DEEPEST: Final = 12  # functions within functions
 _OF_A_LACK: Final = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "PackageNotFoundError"})
 _OF_ANY: Final = _OF_A_LACK | {"Exception", "BaseException"}
+_TOO_DEEP: Final = RecursionError("the code is nested too deep to be followed")
 _EXITS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
@@ -123,7 +124,7 @@ class Interpreter(Calls):
                 try:
                     self._block(tree.body, names)
                 except RecursionError:
-                    self.project.unreadable[file.shown] = "its code is nested too deep to be followed"
+                    self.project.leave_out(file, _TOO_DEEP)
             self._quiet, self._place, self._asked = kept
             self.order.setdefault(self.source.row_of(file))
         return self._modules[file.module]
@@ -155,7 +156,7 @@ class Interpreter(Calls):
         try:
             returned = self._run_body(function, names)
         except RecursionError:
-            self.project.unreadable[names.file.shown] = "its code is nested too deep to be followed"
+            self.project.leave_out(names.file, _TOO_DEEP)
             returned = ANYTHING
         finally:
             self._reading.pop()

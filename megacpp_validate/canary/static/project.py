@@ -144,26 +144,34 @@ class Project:
         return found
 
     def tree(self, file: SourceFile) -> ast.Module | None:
-        """The syntax tree; None for a file that is no Python, which `unreadable` then names."""
+        """The syntax tree; None for a file that is no Python."""
+        text = self.text(file)
         if file.module not in self._trees:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # invalid escapes of the project
-                    self._trees[file.module] = ast.parse(self.text(file))
+                    self._trees[file.module] = ast.parse(text, file.shown)
             except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
-                self._trees[file.module] = None
-                self.unreadable[file.shown] = str(fault) or type(fault).__name__
+                self.leave_out(file, fault)
         return self._trees[file.module]
 
     def text(self, file: SourceFile) -> str:
-        """The text of a file; empty for one that cannot be read, which `unreadable` then names."""
+        """The text of a file; of one in another encoding than it says, what can be read of it."""
         if file.module not in self._texts:
+            raw = b""
             try:
-                self._texts[file.module] = decoded(file.path.read_bytes())
+                raw = file.path.read_bytes()
+                self._texts[file.module] = decoded(raw)
             except (OSError, SyntaxError, ValueError) as fault:
-                self._texts[file.module] = ""
-                self.unreadable[file.shown] = str(fault)
+                self._texts[file.module] = raw.decode("latin-1")
+                self.leave_out(file, fault)
         return self._texts[file.module]
+
+    def leave_out(self, file: SourceFile, fault: Exception) -> None:
+        """Do without a file; `unreadable` names it if it uses Transformer Engine, or if its text is not known."""
+        self._trees.setdefault(file.module, None)
+        if self.uses(file) or isinstance(fault, OSError):
+            self.unreadable[file.shown] = f"{type(fault).__name__}: {fault}".rstrip(": ")
 
 
 def _python_files(root: Path) -> Iterator[Path]:

@@ -13,9 +13,11 @@ import sys
 import tempfile
 from bisect import bisect
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
+from packaging.utils import canonicalize_name
 from packaging.version import VERSION_PATTERN, Version
 
 from ...errors import NoEnvironment, WrongArguments, writing_to
@@ -31,6 +33,8 @@ LINUX = (
     *(word for minor in range(5, 45) for word in ("--platform", f"manylinux_2_{minor}_x86_64")),
     "--platform", "manylinux1_x86_64", "--platform", "manylinux2014_x86_64", "--platform", "any",
 )  # fmt: skip
+_VERSION = r"""^(?:__version__[^=\n]*=\s*["'])?(\d[^\s"']*)["']?\s*$"""
+_VERSION_FILES = ("version.txt", "build_tools/VERSION.txt")  # of checkouts of torchao and Transformer Engine
 CACHE_VARIABLE = "MEGACPP_CACHE_DIR"
 _CAUSES = {  # pattern of what pip says -> likely cause
     r"ERROR.*(wheel .* is invalid|not a zip|has inconsistent|do not match the hash)": (
@@ -128,8 +132,17 @@ class Sources:
                 f"{folder} holds no {root}. Likely cause: the path names the package itself, not the folder above "
                 f"it. Next step: give the folder in which `{self.library.package}/` lies."
             )
-        source = ReleaseSource(version=str(folder), wheel="a folder", sha256="")
+        source = ReleaseSource(version=self._version_in(folder) or str(folder), wheel=str(folder), sha256="")
         return Release(source, folder, library=self.library)
+
+    def _version_in(self, folder: Path) -> str:
+        """The version of the release in a folder: of its metadata, else of its `__version__`; empty where unknown."""
+        named = (path.stem.rpartition("-") for path in folder.glob("*-*.dist-info"))
+        found = [version for name, _, version in named if canonicalize_name(name) in self.library.distributions]
+        for name in (f"{self.library.package}/__init__.py", f"{self.library.package}.py", *_VERSION_FILES):
+            with suppress(OSError):
+                found += re.findall(_VERSION, (folder / name).read_text("utf-8", "replace"), re.MULTILINE)
+        return next(filter(_is_version, found), "")
 
     # --- the cache ----------------------------------------------------------------------------------------
 

@@ -152,7 +152,7 @@ def _values(finding: Finding, old: str = "") -> dict[str, str]:
         "when": f" (only if {_quote(finding.suggestion.removeprefix('only if '))})" if finding.suggestion else "",
         "at": f" at {after.file}:{after.line}" if after else "",
         "series": _series(old),
-        "stay": f"stay on {_series(old)}.x" if old else "stay on the old release",
+        "stay": f"stay on {_series(old)}.x" if old[:1].isdigit() else "stay on the old release",
     }
 
 
@@ -182,8 +182,8 @@ def _short(dotted: str) -> str:
 
 
 def _series(version: str) -> str:
-    """The release line of a version, "2.8" of "2.8.0"."""
-    return ".".join(version.split(".")[:2]) if version else "the old release"
+    """The release line of a version, "2.8" of "2.8.0"; words for a folder whose version is not known."""
+    return ".".join(version.split(".")[:2]) if version[:1].isdigit() else "the old release"
 
 
 def is_followed(finding: Finding) -> bool:

@@ -19,6 +19,7 @@ from .words import describe_fit, list_some, tabulate_facts
 _MOST_NAMED: Final = 6
 _MOST_ROWS: Final = 8  # of the answer; a source tree has a row a file
 _BRIDGE: Final = "the bridge of megacpp-validate"
+_MEND: Final = "mend the file, run the canary with the Python version that the file needs, or give --source without it"
 _LIMITS: Final = "Not covered: numerics, speed (`--tiers gpu`)."
 
 
@@ -43,6 +44,7 @@ def summarize_static(result: StaticResult) -> str:
     )
     unknown = ", ".join(dict.fromkeys(one.component for one in result.requirements_of(FitVerdict.UNKNOWN)))
     answer += f" The environment does not meet {result.new.version}: {refused}." if refused else ""
+    answer += f" Not judged: {count(result.not_read, 'file')} that cannot be read." if result.not_read else ""
     return answer + (f" Unknown requirements: {unknown} (--env)." if unknown else "")
 
 
@@ -56,9 +58,12 @@ def describe_static(result: StaticResult, *, verbose: bool = False) -> Document:
     old, new = result.old.version, result.new.version
     downgrade = f" This is a downgrade: {old} is the newer release." if result.downgrade else ""
     faults = tuple(_list_faults(result))
-    sources = {one.version: f"{one.wheel} sha256:{one.sha256}" for one in (result.old, result.new)}
+    sources = {
+        one.version if old != new else side: f"{one.wheel} sha256:{one.sha256}" if one.sha256 else one.wheel
+        for side, one in (("old", result.old), ("new", result.new))
+    }
     not_read = tuple(
-        Diagnostic(file, missing("not judged"), "source", why, place=Place(file), code="unreadable")
+        Diagnostic(file, missing("not judged"), "source", why, help=_MEND, place=Place(file), code="unreadable")
         for file, why in result.not_read.items()
     )
     unused = count(result.not_consumed, "API change")
@@ -116,6 +121,7 @@ def mark_static(result: StaticResult) -> Mark:
     """How the answer looks."""
     marks = [mark_of(row.verdict) for row in result.modules]
     unknown = [missing("unknown requirement")] if result.requirements_of(FitVerdict.UNKNOWN) else []
+    unknown += [missing("not judged")] if result.not_read else []
     return find_worst_mark([*marks, *([bad("breaks")] if result.breaks else []), *unknown], good("clean"))
 
 
