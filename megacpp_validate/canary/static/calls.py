@@ -239,6 +239,7 @@ class Calls(Expressions):
         named = any(map(self.release.library.owns, _texts(*bound.values())))
         imports = named and not _IMPORTS.isdisjoint(_names_in(callee.node))
         is_open = len(self._reading) < _DEEPEST and self._steps < _STEPS
+        by_argument |= any(self._tells(one) for values in bound.values() for one in values)
         if is_open and (by_argument or imports or self._minds_version(callee)):
             return forked(self._read_again(callee, bound, *((call.node, call.names) if imports else ())))
         known = self._parameters.setdefault(callee.node, {})

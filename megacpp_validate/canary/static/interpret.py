@@ -107,7 +107,7 @@ class Interpreter(Calls):
         return False
 
     def _is_reached(self, function: Function) -> bool:
-        """Whether a function stands in a file that uses Transformer Engine, or is called and gives what is not known."""
+        """Whether a function stands in a file that uses Transformer Engine, or is called and its result is unknown."""
         known, node = self._parameters, function.node
         own = function.names.file.module in self._own
         return own or bool(known.get(node)) or (node in known and node not in self._returns)
