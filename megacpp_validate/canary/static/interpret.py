@@ -67,13 +67,11 @@ class Interpreter(Calls):
     def read(self) -> dict[Key, list[Use]]:
         """Every use, by its place in the code and its kind."""
         for number in range(_PASSES):
-            self._is_first = number < _PASSES - 1
-            self._quiet = int(self._is_first)
+            self._quiet = self._before = int(number < _PASSES - 1)
             own = self._own = {file.module: file for file in (*self.project.using, *self.near)}
             self._modules = {name: known for name, known in self._modules.items() if name not in own}
             self._functions = {n: one for n, one in self._functions.items() if one.names.file.module not in own}
-            done = set[ast.AST]()
-            self.named: set[tuple[str, str]] = set()  # functions and classes that the code names
+            done, self.named = set[ast.AST](), set[tuple[str, str]]()  # what is named: functions and classes
             self._loading = True
             for file in own.values():
                 self.module(file)
@@ -108,16 +106,16 @@ class Interpreter(Calls):
 
     def _is_reached(self, function: Function) -> bool:
         """Whether a function stands in a file that uses Transformer Engine, or is called and its result is unknown."""
-        known, node = self._parameters, function.node
-        own = function.names.file.module in self._own
-        return own or bool(known.get(node)) or (node in known and node not in self._returns)
+        given = self._parameters.get(function.node)  # by calls
+        is_open = given is not None and function.node not in self._returns
+        return bool(given) or is_open or function.names.file.module in self._own
 
     def module(self, file: SourceFile) -> Names:
         """The names of a module of the project."""
         if file.module not in self._modules:
             names = self._modules[file.module] = Names(file, facts={})
             kept = self._quiet, self._place, self._asked  # of the expression that needs a name of this module
-            self._quiet, self._place = int(self._is_first), ()
+            self._quiet, self._place = self._before, ()
             if (tree := self.project.tree(file)) is not None:
                 names.names["__name__"] = constant(file.module)
                 self._kinds[file.module] = named_kinds(tree)
@@ -407,7 +405,7 @@ class Interpreter(Calls):
                     names.stars += found.stars
                 continue
             bound = alias.asname or alias.name
-            if file is not None and file.module not in self._own | self._modules:
+            if file is not None and file.module not in self._own:
                 names.bind(bound, frozenset({_Later(file, alias.name)}))
                 continue
             owner = External(module) if file is None else ProjectModule(file)

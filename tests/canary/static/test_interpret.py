@@ -146,6 +146,10 @@ LAYER = (
 )
 NO_BIAS = LAYER.replace(", bias=True", "")
 NO_SCALE = LAYER.replace(", scale=1", "")
+AT_LEAST = (
+    "from importlib.metadata import version\nfrom packaging.version import parse\n"
+    "def below(have):\n    return parse(have) < parse('2')\ndef old(name):\n    return parse(version(name)) < parse('2')"
+)
 BIAS, SCALE = "parameter-removed bias", "parameter-removed scale"
 MINIMUM = "from packaging.version import Version\ndef is_te_min_version(text):\n    import transformer_engine as te\n    return Version(str(te.__version__)) >= Version(text)\n"
 
@@ -202,6 +206,28 @@ PLAIN_CODE: dict[str, tuple[dict[str, str], str]] = {
     "test-that-is-skipped": ({"a.py": MINIMUM + HEAD + "import pytest\n@pytest.mark.skipif(is_te_min_version('2.0'), reason='gone')\ndef test():\n    te.Layer(8, bias=True)"}, ""),
     "test-that-is-not-skipped": ({"a.py": MINIMUM + HEAD + "import pytest\n@pytest.mark.skipif(not is_te_min_version('1.0'), reason='old')\nclass TestIt:\n    def test(self):\n        te.Layer(8, bias=True)"}, f"a.py:10 {BIAS}"),
     "function-that-the-old-release-takes": ({"a.py": MINIMUM + HEAD + "def new():\n    te.Layer(8)\ndef old():\n    te.Layer(8, bias=True)\nmake = new if is_te_min_version('2.0') else old"}, ""),
+    "helper-options": (
+        {"a.py": HEAD + "from h import options\ndef f():\n    te.Layer(8, **options())",
+         "h.py": "from i import KEY\ndef options():\n    return {KEY: True}", "i.py": "KEY = 'bias'"},
+        f"a.py:4 {BIAS}",
+    ),
+    "helper-hands-on": (
+        {"a.py": HEAD + "from h import f\nf(te.Layer(8))", "h.py": "def f(layer):\n    return layer(1, scale=2)"},
+        f"h.py:2 {SCALE}",
+    ),
+    "helper-of-another-file-that-uses-it": (
+        {"a.py": HEAD + "import h\nte.Layer(8)\nh.f(1)", "h.py": "from z import g\ndef f(x):\n    return g(x)",
+         "z.py": HEAD + "te.Layer(8, bias=True)\ndef g(x): ..."},
+        f"z.py:2 {BIAS}",
+    ),
+    **{
+        f"helper-version-{name}": ({"a.py": f"{asks}:\n    {HEAD}    te.Layer(8, bias=True)", "h.py": AT_LEAST,
+                                    "g.py": "from h import old\nOLD = old('transformer-engine')"}, "")
+        for name, asks in {
+            "by-name": "from h import old\nif old('transformer-engine')", "constant": "import g\nif g.OLD",
+            "given": "import transformer_engine as t\nfrom h import below\nif below(t.__version__)",
+        }.items()
+    },
     "not-transformer-engine": ({"a.py": HEAD + "te.Layer(8)\nimport torch\ntorch.Layer(8, bias=True)"}, ""),
 }  # fmt: skip
 
@@ -468,6 +494,14 @@ def test_a_tree_without_a_use_is_refused(code: str, tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_named_and_the_rest_is_judged(tmp_path: Path) -> None:
     deep = HEAD + "x = te" + ".Layer" * 900
     files = {"a.py": HEAD + "te.Layer(8, bias=True)", "deep.py": deep, "old.py": "print 'transformer_engine'"}
+    files |= {"silent.py": "print 'torch'"}
     result = compare_source(tmp_path, LAYER, NO_BIAS, files)
     assert (result.exit, set(result.not_read)) == (1, {"deep.py", "old.py"})
+    assert result.not_read["old.py"].startswith("SyntaxError: Missing parentheses in call to 'print'")
+    assert result.not_read["old.py"].endswith("(old.py, line 1)")
     assert "a.py breaks" in [f"{row.module} {row.verdict}" for row in result.modules]
+
+
+def test_a_file_that_uses_the_library_and_cannot_be_read_is_missing_evidence(tmp_path: Path) -> None:
+    files = {"a.py": HEAD + "te.Layer(8)", "old.py": HEAD + "print 'x'"}
+    assert compare_source(tmp_path, LAYER, NO_BIAS, files).exit == 4

@@ -84,6 +84,18 @@ def test_what_is_no_version_and_no_folder_is_refused_without_asking_the_index(
     assert not cache.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [("transformer_engine-2.9.0.dist-info/METADATA", "", "2.9.0"), ("build_tools/VERSION.txt", "2.9.0\n", "2.9.0"),
+     ("transformer_engine/__init__.py", "__version__ = '2.9.0'", "2.9.0"), ("torch-2.9.0.dist-info/METADATA", "", "")],
+)  # fmt: skip
+def test_a_folder_has_the_version_of_its_release(name: str, text: str, wanted: str, tmp_path: Path) -> None:
+    for path, code in (("transformer_engine/pytorch/__init__.py", ""), (name, text)):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(code)
+    assert Sources().release(str(tmp_path)).version == (wanted or str(tmp_path))
+
+
 def test_a_folder_without_the_package_is_refused(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceUnavailable) as refused:
         Sources(cache).release(str(tmp_path))
