@@ -90,6 +90,7 @@ class Expressions(ABC):
     def __init__(self, source: Source, release: Release, versions: Collection[str] = ()) -> None:
         self.source, self.project, self.release = source, source.project, release
         self.versions = versions  # of both releases that are compared
+        self._version = constant(release.version) if release.version[:1].isdigit() else frozenset({UNTOLD})  # a folder
         self.uses: dict[Key, list[Use]] = {}
         self.entries: dict[str, SourceLine] = {}  # row -> its first import of Transformer Engine
         self.order: dict[str, None] = {}  # rows, each after those that it imports
@@ -366,7 +367,7 @@ class Expressions(ABC):
 
     def _in_vendormodule(self, owner: VendorModule, at: Access) -> Values:
         if at.attr.startswith("__"):  # every module has __file__, __path__ and their like
-            special = {"__version__": constant(self.release.version), "__dict__": frozenset({Listing(owner)})}
+            special = {"__version__": self._version, "__dict__": frozenset({Listing(owner)})}
             return special.get(at.attr, ANYTHING)
         symbol = Symbol(owner.path, at.attr)
         if not self.release.gives_module(owner.path, at.attr):
