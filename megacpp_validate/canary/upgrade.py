@@ -33,6 +33,7 @@ from ..process import Processes
 from .dynamic.slowdown import compare_timings, measure_noise
 from .dynamic.step import StackReceipts, StepResult, compare_stacks
 from .firewall.run import FirewallCase, FirewallResult, run_firewall
+from .package_index import UnknownRelease, nearest
 from .static.findings import StaticResult, Sweep
 from .static.library import LIBRARIES, TE
 
@@ -369,8 +370,6 @@ def require_listed(names: Sequence[str], versions: Sequence[str]) -> None:
     Raises:
         UnknownRelease: with the nearest releases.
     """
-    from .static.sources import UnknownRelease, nearest
-
     for name in names:
         if name not in versions:
             near = ", ".join(nearest(name, versions))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.canary.package_index import UnknownRelease
 from megacpp_validate.canary.requirements import WheelRequirements, run_requirements
-from megacpp_validate.canary.static.sources import UnknownRelease
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.errors import Exit
 from megacpp_validate.report.describe.canary import describe_requirements

@@ -23,16 +23,7 @@ from .interpret import Interpreter
 from .project import Source, SourceUnused
 from .release import Absent, Found, Opaque, Release
 from .relocation import likely_member, moved_to, renamed_to
-from .shapes import (
-    Shape,
-    callee_of,
-    is_context_manager,
-    is_decorator,
-    is_undecorated,
-    made_by,
-    shape_of,
-    signature_of,
-)
+from .shapes import Shape, callee_of, is_context_manager, is_decorator, is_undecorated, made_by, shape_of, signature_of
 from .surface import BELOW, ELEMENT, RESULT, Argument, Surface, Symbol, Use, UseKind, is_caught
 
 

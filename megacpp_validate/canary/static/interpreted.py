@@ -501,10 +501,7 @@ def call_external(path: str, arguments: Sequence[Values]) -> Values:
 def container_of(path: str, arguments: Sequence[Values]) -> Values | None:
     """A container that a call of a function of Python or torch makes of others; None for any other function."""
     match path.removeprefix("builtins.").removeprefix("torch.nn."), arguments:
-        case (
-            "staticmethod" | "list" | "tuple" | "reversed" | "ModuleList" | "ModuleDict" | "torch.compile",
-            [held],
-        ):
+        case ("staticmethod" | "list" | "tuple" | "reversed" | "ModuleList" | "ModuleDict" | "torch.compile", [held]):
             return held
         case ("ModuleList" | "ModuleDict" | "Sequential", layers):
             return frozenset({Several(either(*map(each_of, layers)))})

@@ -11,17 +11,15 @@ import os
 import re
 import sys
 import tempfile
-from bisect import bisect
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
 from packaging.utils import canonicalize_name
-from packaging.version import VERSION_PATTERN, Version
+from packaging.version import Version
 
-from ...errors import NoEnvironment, WrongArguments, writing_to
+from ...errors import NoEnvironment, writing_to
 from ...process import Ended, run_command
+from ..package_index import UnknownRelease, is_version, nearest, say_unreachable, sort_versions
 from .findings import ReleaseSource
 from .library import TE, Library
 from .release import Release
@@ -33,25 +31,11 @@ LINUX = (
     *(word for minor in range(5, 45) for word in ("--platform", f"manylinux_2_{minor}_x86_64")),
     "--platform", "manylinux1_x86_64", "--platform", "manylinux2014_x86_64", "--platform", "any",
 )  # fmt: skip
-_VERSION = r"""^(?:__version__[^=\n]*=\s*["'])?(\d[^\s"']*)["']?\s*$"""
-_VERSION_FILES = ("version.txt", "build_tools/VERSION.txt")  # of checkouts of torchao and Transformer Engine
 CACHE_VARIABLE = "MEGACPP_CACHE_DIR"
-_CAUSES = {  # pattern of what pip says -> likely cause
-    r"ERROR.*(wheel .* is invalid|not a zip|has inconsistent|do not match the hash)": (
-        "a mirror or proxy that serves an error page in place of the wheel"
-    ),
-    r"connection|timed? ?out|name resolution|unreachable|refused|ssl|proxy|temporary failure|max retries|"
-    r"file or directory|\b40[137]\b|\b50\d\b": "the package index cannot be reached from here",
-    "": "the index has no such package",
-}
 
 
 class SourceUnavailable(NoEnvironment):
     """The sources of a release cannot be had; the text says what was wanted, why not, and what to do."""
-
-
-class UnknownRelease(WrongArguments):
-    """There is no such release on the index; the text names the nearest ones."""
 
 
 class Sources:
@@ -75,7 +59,7 @@ class Sources:
             UnknownRelease: the index has no such release.
             SourceUnavailable: the wheel cannot be fetched, or holds no package.
         """
-        if not _is_version(version) and Path(version).is_dir():  # ./2.9.0 is a folder, 2.9.0 a release
+        if not is_version(version) and Path(version).is_dir():  # ./2.9.0 is a folder, 2.9.0 a release
             return self._from_folder(Path(version))
         wheel = self.wheel(version)
         source = ReleaseSource(version=version, wheel=wheel.name, sha256=wheel.parent.name)
@@ -94,7 +78,7 @@ class Sources:
         """
         listed, said = self._list(self.library.distributions[0])
         if not listed:
-            raise SourceUnavailable(_say_unreachable(f"the list of {self.library.title} releases", said))
+            raise SourceUnavailable(say_unreachable(f"the list of {self.library.title} releases", said))
         return listed
 
     def list_releases(self, distribution: str) -> list[str]:
@@ -132,17 +116,10 @@ class Sources:
                 f"{folder} holds no {root}. Likely cause: the path names the package itself, not the folder above "
                 f"it. Next step: give the folder in which `{self.library.package}/` lies."
             )
-        source = ReleaseSource(version=self._version_in(folder) or str(folder), wheel=str(folder), sha256="")
-        return Release(source, folder, library=self.library)
-
-    def _version_in(self, folder: Path) -> str:
-        """The version of the release in a folder: of its metadata, else of its `__version__`; empty where unknown."""
         named = (path.stem.rpartition("-") for path in folder.glob("*-*.dist-info"))
-        found = [version for name, _, version in named if canonicalize_name(name) in self.library.distributions]
-        for name in (f"{self.library.package}/__init__.py", f"{self.library.package}.py", *_VERSION_FILES):
-            with suppress(OSError):
-                found += re.findall(_VERSION, (folder / name).read_text("utf-8", "replace"), re.MULTILINE)
-        return next(filter(_is_version, found), "")
+        found = (version for name, _, version in named if canonicalize_name(name) in self.library.distributions)
+        source = ReleaseSource(version=next(found, str(folder)), wheel=str(folder), sha256="")
+        return Release(source, folder, library=self.library)
 
     # --- the cache ----------------------------------------------------------------------------------------
 
@@ -153,7 +130,7 @@ class Sources:
         return next((wheel for wheel in same if _sha256(wheel) == wheel.parent.name), None)
 
     def _fetch(self, version: str, distribution: str) -> Path:
-        if not _is_version(version):
+        if not is_version(version):
             raise UnknownRelease(
                 f"{version!r} is not a release: neither a version such as 2.17.1 nor a folder that holds "
                 f"{self.library.package}/. Next step: `--list` shows the releases on the index."
@@ -184,37 +161,12 @@ class Sources:
         names = [n.strip() for n in (offered[1].split(",") if offered else []) if n.strip() not in {"", "none"}]
         if not names:
             remarks = [line for line in done.words.splitlines() if "Could not fetch URL" in line]  # at -vv only
-            return SourceUnavailable(_say_unreachable(f"{distribution} {version}", "\n".join([*remarks, done.errors])))
+            return SourceUnavailable(say_unreachable(f"{distribution} {version}", "\n".join([*remarks, done.errors])))
         near = ", ".join(nearest(version, names))
         return UnknownRelease(
             f"there is no wheel of {distribution} {version} on the index. Nearest: {near}. Next step: choose one of "
             "them; `--list` shows all."
         )
-
-
-def sort_versions(names: Sequence[str]) -> list[str]:
-    """Version names, oldest first; what is no version is left out."""
-    return sorted((name.strip() for name in names if _is_version(name)), key=Version)
-
-
-def nearest(version: str, names: Sequence[str]) -> list[str]:
-    """Up to four releases around the requested one."""
-    ordered = sort_versions(names)
-    at = bisect(ordered, Version(version), key=Version) if _is_version(version) else len(ordered)
-    return ordered[max(at - 2, 0) : at + 2]
-
-
-def _is_version(name: str) -> bool:
-    return re.fullmatch(rf"\s*{VERSION_PATTERN}\s*", name, re.VERBOSE | re.IGNORECASE) is not None
-
-
-def _say_unreachable(what: str, said: str) -> str:
-    cause = next(cause for pattern, cause in _CAUSES.items() if re.search(pattern, said, re.IGNORECASE))
-    first = next((line for line in said.splitlines() if line.startswith("ERROR")), said).strip()[:300]
-    return (
-        f"{what} could not be fetched. pip said: {first or 'nothing.'} Likely cause: {cause}. Next step: look at "
-        "`pip config list`, or give a folder that holds the package; what was fetched before works offline."
-    )
 
 
 def _sha256(path: Path) -> str:

@@ -17,6 +17,7 @@ from ...catalog.bridge import Catalog
 from ...catalog.file import PACKAGE_ROOT
 from ...environments.fits import Fit, FitVerdict
 from ...process_guard import PR_SET_PDEATHSIG, control_process
+from ..package_index import sort_versions
 from ..requirements import Requirements
 from .compare import compare_releases
 from .findings import ChangeKind, Finding, Impact, ModuleResult, ModuleVerdict, StaticResult, Sweep
@@ -26,7 +27,7 @@ from .library import TE, Library
 from .named_rows import read_source
 from .project import Project, Source
 from .release import Release, ReleaseUnreadable, without_garbage_collection
-from .sources import Sources, SourceUnavailable, sort_versions
+from .sources import Sources, SourceUnavailable
 from .surface import Surface
 
 OLDEST = "1.9.0.post1"  # the first release with a pure-Python wheel

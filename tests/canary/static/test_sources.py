@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.canary.package_index import UnknownRelease
 from megacpp_validate.canary.static import sources as under_test
 from megacpp_validate.canary.static.release import Found, ReleaseUnreadable
-from megacpp_validate.canary.static.sources import Sources, SourceUnavailable, UnknownRelease
+from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.errors import WrongArguments
 from tests.canary.static.small_index import PACKAGE, UNREACHABLE, serve, serve_nothing, use_index, write_index
 
@@ -84,15 +85,11 @@ def test_what_is_no_version_and_no_folder_is_refused_without_asking_the_index(
     assert not cache.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "wanted"),
-    [("transformer_engine-2.9.0.dist-info/METADATA", "", "2.9.0"), ("build_tools/VERSION.txt", "2.9.0\n", "2.9.0"),
-     ("transformer_engine/__init__.py", "__version__ = '2.9.0'", "2.9.0"), ("torch-2.9.0.dist-info/METADATA", "", "")],
-)  # fmt: skip
-def test_a_folder_has_the_version_of_its_release(name: str, text: str, wanted: str, tmp_path: Path) -> None:
-    for path, code in (("transformer_engine/pytorch/__init__.py", ""), (name, text)):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(code)
+@pytest.mark.parametrize(("name", "wanted"), [("transformer_engine-2.9.0", "2.9.0"), ("torch-2.9.0", "")])
+def test_a_folder_has_the_version_of_its_release(name: str, wanted: str, tmp_path: Path) -> None:
+    (tmp_path / "transformer_engine" / "pytorch").mkdir(parents=True)
+    (tmp_path / "transformer_engine" / "pytorch" / "__init__.py").touch()
+    (tmp_path / f"{name}.dist-info").mkdir()
     assert Sources().release(str(tmp_path)).version == (wanted or str(tmp_path))
 
 
