@@ -405,7 +405,7 @@ class Interpreter(Calls):
                     names.stars += found.stars
                 continue
             bound = alias.asname or alias.name
-            if file is not None and file.module not in self._own:
+            if file is not None and file.module not in self._own and file.module not in self._modules:  # else a circle
                 names.bind(bound, frozenset({_Later(file, alias.name)}))
                 continue
             owner = External(module) if file is None else ProjectModule(file)
