@@ -401,7 +401,8 @@ class Calls(Expressions):
             case ("version" | "get_distribution", [names, *_]):
                 own = self.release.library.distributions
                 is_own = all(isinstance(one, Const) and canonicalize_name(str(one.value)) in own for one in names)
-                return self._version if is_own else ANYTHING
+                is_known = all(isinstance(one, Const) for one in names)
+                return self._version if is_own else ANYTHING if is_known else frozenset({UNTOLD})
             case ("find_spec", [targets, *_]):
                 dotted = _texts(targets)
                 if all(map(self.release.library.owns, dotted)):

@@ -486,15 +486,16 @@ def call_external(path: str, arguments: Sequence[Values]) -> Values:
     """
     last = path.rpartition(".")[2]
     values = _plain_each(arguments)
-    if not values:
-        return ANYTHING
+    if not values:  # what is made of a version that is not known is not known either
+        return frozenset({UNTOLD}) if any(map(is_untold, arguments)) else ANYTHING
     made = Version if last in _VERSIONS else SpecifierSet if last == "SpecifierSet" else None
     if made is not None:
         with suppress(InvalidVersion, InvalidSpecifier):
             return constant(made(str(values[0])))
-    if path.startswith("builtins.") and last in _BUILTINS:
+    known = _BUILTINS.get(last) if path.startswith("builtins.") else getattr(operator, last, None)
+    if known is not None and path in (f"builtins.{last}", f"operator.{last}"):
         with suppress(TypeError, ValueError):
-            return wrap(_BUILTINS[last](*values))
+            return wrap(known(*values))
     return ANYTHING
 
 

@@ -331,6 +331,8 @@ LOST = {
     "guard-of-another-package-by-numbers": ("from megatron.core.utils import te_version_below\n" + HEAD + "if te_version_below(2, 0):\n    te.f()", {"removed risk guarded"}),
     "guard-of-a-package-of-which-the-tree-has-a-part": ("from plugin.guards import is_te_min_version\n" + HEAD + "if not is_te_min_version('1.5'):\n    te.f()", {"removed risk guarded"}),
     "guard-of-something-else-by-name": ("from megatron.core.utils import is_torch_min_version\n" + HEAD + "if is_torch_min_version('1.5'):\n    te.f()", {"removed breaking"}),
+    "version-of-a-name-that-is-not-known": ("import operator\nimport sys\nfrom importlib.metadata import version\nfrom packaging.version import parse\n" + HEAD + "if operator.lt(parse(version(sys.argv[1])), parse('1.5')):\n    te.f()", {"removed risk guarded"}),
+    "version-by-operator": ("import operator\nimport sys\nfrom importlib.metadata import version\nfrom packaging.version import parse\n" + HEAD + "if operator.lt(parse(version('transformer-engine')), parse('0.9')):\n    te.f()", set()),
     "constant-of-another-package": ("from compat import TE_VERSION\nfrom packaging.version import Version\n" + HEAD + "if TE_VERSION >= Version('1.5'):\n    te.g()\nelse:\n    te.f()", {"removed risk guarded"}),
     "constant-of-another-package-alone": ("import compat\nfrom packaging.version import Version\n" + HEAD + "OLD = Version(compat.TE_VERSION) < Version('1.5')\ndef run():\n    if OLD:\n        te.f()", {"removed risk guarded"}),
     "constant-of-another-package-that-cannot-tell": ("from compat import TE_VERSION\n" + HEAD + "if TE_VERSION >= '0.9':\n    te.f()", {"removed breaking"}),
