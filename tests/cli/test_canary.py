@@ -104,7 +104,7 @@ def test_the_only_file_that_uses_it_is_no_python(run: Run, folders: dict[str, Pa
     (project / "src" / "other.py").unlink()
     (project / "src" / "train.py").write_text(f"{TRAIN}layer = (\n")
     said = run("canary", folders["old"], folders["broken"], "--source", project / "src")
-    assert (said.code, "train.py: '(' was never closed" in said.err, "line 3" in said.err) == (MISSING, True, True)
+    assert (said.code, "'(' was never closed (" in said.err, "train.py, line 3)" in said.err) == (MISSING, True, True)
 
 
 def test_a_library_that_is_named_is_the_one_that_is_judged(run: Run, tmp_path: Path) -> None:
