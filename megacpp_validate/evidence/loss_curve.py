@@ -7,7 +7,6 @@ strictly: what is damaged, edited or contradicts itself is no evidence.
 from __future__ import annotations
 
 import json
-import lzma
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import FileInvalid, WrongArguments
+from .packed import unpack
 from .receipt import Strict
 
 SUFFIXES: Final = (".curve", ".curve.xz")  # as written, and as it may be kept
@@ -163,9 +163,8 @@ def read_curve(path: Path) -> LossCurve:
     try:
         if not path.is_file():  # to open a pipe would wait for who writes to it
             raise CurveInvalid(path, "it is not a regular file")
-        text = path.read_bytes()
-        return parse_curve(lzma.decompress(text) if path.suffix == ".xz" else text, path)
-    except (OSError, lzma.LZMAError) as fault:
+        return parse_curve(unpack(path.read_bytes(), path), path)
+    except OSError as fault:
         raise CurveInvalid(path, f"it cannot be read: {fault}") from fault
 
 

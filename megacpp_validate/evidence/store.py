@@ -6,7 +6,6 @@ reads their heads, because nine tenths of a receipt are checks; `ReceiptStore.lo
 
 from __future__ import annotations
 
-import lzma
 import math
 import os
 import re
@@ -22,10 +21,10 @@ from typing import Any, Final
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, computed_field
 
 from ..errors import FileInvalid, WrongArguments
+from .packed import unpack
 from .receipt import SCHEMA_ID, Check, Outcome, Receipt, TrainingRecord, cell_id, is_sealed
 from .values import list_errors
 
-_MOST_BYTES: Final = 64 << 20  # of a receipt, unpacked; the largest have one MiB
 SUFFIXES: Final = (".json", ".json.xz")  # as written, and as it may be kept; the seal is over the unpacked content
 _RECEIPT: Final = TypeAdapter(Receipt)
 _CELL: Final = re.compile(r"[\w.+]+(-[\w.+]+){2,}")  # stack, target and probe, as `cell_id` joins them
@@ -71,7 +70,7 @@ def parse_receipt(content: bytes, path: Path) -> Receipt:
         OSError: the content cannot be unpacked.
         ReceiptInvalid: the text is not a receipt, is not sealed, or contradicts itself.
     """
-    text = _unpack(content, path)
+    text = unpack(content, path)
     named = _SCHEMA.search(text)
     if named and (schema := named[1].decode()) != SCHEMA_ID:
         raise ReceiptInvalid(path, f"its schema_id is {schema!r}, and {SCHEMA_ID!r} alone is read")
@@ -89,20 +88,6 @@ def parse_receipt(content: bytes, path: Path) -> Receipt:
 def cell_of(file: str) -> str:
     """Cell that the name of a receipt's file says."""
     return PurePosixPath(file).name.removesuffix(".xz").removesuffix(".json")
-
-
-def _unpack(content: bytes, path: Path) -> bytes:
-    if path.suffix != ".xz":
-        return content
-    stream = lzma.LZMADecompressor()
-    try:
-        text = stream.decompress(content, _MOST_BYTES)
-    except lzma.LZMAError as fault:
-        raise OSError(f"{fault}") from fault
-    if not stream.eof:
-        what = "it is truncated" if stream.needs_input else f"it has more than {_MOST_BYTES >> 20} MiB"
-        raise OSError(f"{what}; give the file as `xz -9` made it of a receipt")
-    return text
 
 
 def read_receipts(folder: Path) -> Receipts:
@@ -367,7 +352,7 @@ def _read_file(path: Path, file: str) -> ReceiptFile | None:
         return ReceiptFile(file, "", None, "it is not a regular file")
     try:
         content = path.read_bytes()
-        text = _unpack(content, path)
+        text = unpack(content, path)
     except OSError as fault:
         return ReceiptFile(file, "", None, f"it cannot be read: {fault.strerror or fault}")
     digest = sha256(content).hexdigest()
